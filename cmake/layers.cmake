@@ -1,0 +1,48 @@
+# add_layer(NAME FOLDER f [USES layer…] [LIBS target…])
+#
+# A static library of all sources directly in FOLDER and in its backend folders (cpu/, cuda/). Its include root is a
+# build-tree folder that holds one link to FOLDER and nothing else, so an #include of a layer that is not in USES does
+# not compile. LIBS are private: no header of a layer shows a third-party header to the layers above.
+# CUDA_OR_ABSENT in LIBS: with CUDA the sources in cuda/ are compiled and the toolkit is linked, without it
+# *_absent.cpp takes their place.
+function(add_layer name)
+  cmake_parse_arguments(L "" "FOLDER" "USES;LIBS" ${ARGN})
+  set(root ${CMAKE_BINARY_DIR}/layers/${name})
+  get_filename_component(parent ${L_FOLDER} DIRECTORY)
+  file(MAKE_DIRECTORY ${root}/${parent})
+  if(NOT EXISTS ${root}/${L_FOLDER})
+    file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${L_FOLDER} ${root}/${L_FOLDER} SYMBOLIC)
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${L_FOLDER}/*.cpp ${L_FOLDER}/cpu/*.cpp)
+  file(GLOB absent CONFIGURE_DEPENDS ${L_FOLDER}/*_absent.cpp)
+  set(uses_cuda OFF)
+  if(CUDA_OR_ABSENT IN_LIST L_LIBS)
+    list(REMOVE_ITEM L_LIBS CUDA_OR_ABSENT)
+    if(MOESAIC_WITH_CUDA)
+      set(uses_cuda ON)
+      file(GLOB cuda_sources CONFIGURE_DEPENDS ${L_FOLDER}/cuda/*.cu ${L_FOLDER}/cuda/*.cpp)
+      list(APPEND sources ${cuda_sources})
+      if(absent)
+        list(REMOVE_ITEM sources ${absent})
+      endif()
+    endif()
+  endif()
+  if(sources)
+    add_library(${name} STATIC ${sources})
+    set(kind PUBLIC)
+    target_link_libraries(${name} PRIVATE ${L_LIBS} moesaic_flags)
+    if(uses_cuda)
+      target_link_libraries(${name} PRIVATE CUDA::cudart_static CUDA::cublasLt moesaic_cuda_flags)
+    endif()
+  else()
+    add_library(${name} INTERFACE)
+    set(kind INTERFACE)
+  endif()
+  target_include_directories(${name} ${kind} ${root})
+  target_link_libraries(${name} ${kind} ${L_USES})
+endfunction()
+
+add_library(moesaic_flags INTERFACE)
+target_compile_options(moesaic_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -O3 -march=${MOESAIC_MARCH}
+  -fno-math-errno -fno-trapping-math>)
