@@ -45,4 +45,4 @@ endfunction()
 add_library(moesaic_flags INTERFACE)
 target_compile_options(moesaic_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -O3 -march=${MOESAIC_MARCH}
-  -fno-math-errno -fno-trapping-math>)
+  -fno-math-errno -fno-trapping-math -fopenmp-simd>)

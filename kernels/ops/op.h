@@ -1,0 +1,69 @@
+#pragma once
+#include <string>
+#include <variant>
+
+#include "core/base/tensor.h"
+#include "memory/buffer.h"
+#include "memory/stream.h"
+
+namespace moesaic {
+
+class ThreadPool;
+
+/// Where an op runs: a stream, a scratch arena for temporaries, and the backend's handles.
+struct CpuContext {
+  Stream& stream;
+  Arena& scratch;
+  ThreadPool& pool;
+};
+struct CudaContext {
+  Stream& stream;
+  Arena& scratch;
+  void* blas_lt = nullptr;  ///< cublasLtHandle_t
+  int num_sms = 0;
+};
+using Backend = std::variant<CpuContext, CudaContext>;
+
+inline Stream& stream_of(Backend& backend) {
+  return std::visit([](auto& c) -> Stream& { return c.stream; }, backend);
+}
+inline Arena& scratch_of(Backend& backend) {
+  return std::visit([](auto& c) -> Arena& { return c.scratch; }, backend);
+}
+
+/// Work an op does: multiply-adds count two, bytes count each operand once.
+struct OpCost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+/// True when the CUDA backend has a launch() for Op. Ops without one are listed before a CUDA run starts.
+template <class Op>
+concept HasCuda = requires(CudaContext& context, const Op& op) { launch(context, op); };
+
+[[noreturn]] void throw_no_cuda_kernel(const char* op);
+
+/// Checks `op` and enqueues it where `backend` lives.
+///
+/// An op is a struct of named arguments: `kName`, tensors, numbers, `check()` (throws InternalError on wrong shapes or
+/// dtypes) and `cost()`. A backend implements it by overloading launch(Context&, const Op&); a missing CPU overload
+/// does not compile. The rules of every launch():
+///   - it enqueues on context.stream and returns; tensor data is touched inside the stream only, so that a dry stream
+///     can run the host code of a whole step;
+///   - temporaries come from context.scratch, taken on the host before enqueuing, inside an Arena::Mark;
+///   - it never allocates, synchronises, or reads a global; sizes that routing decides are read from tensors;
+///   - results are overwritten unless the op's comment says that they accumulate (parameter gradients do);
+///   - the same arguments give the same bits, whatever the number of threads.
+template <class Op>
+void run(Backend& backend, const Op& op) {
+  op.check();
+  if (auto* cpu = std::get_if<CpuContext>(&backend)) {
+    launch(*cpu, op);
+  } else if constexpr (HasCuda<Op>) {
+    launch(std::get<CudaContext>(backend), op);
+  } else {
+    throw_no_cuda_kernel(Op::kName);
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,55 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/tensor.h"
+
+namespace moesaic {
+
+class Stream;
+
+/// A point in a stream's order. Copies share the point.
+class Event {
+ public:
+  explicit Event(Device device);
+  bool reached() const;       ///< true if never recorded
+  void wait_on_host() const;  ///< blocks the host
+  struct Impl;
+
+ private:
+  friend class Stream;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// An in-order queue of work. A CPU stream is a worker thread with a queue; streams order each other by events exactly
+/// as in CUDA. An exception thrown by a task is kept and rethrown by the next synchronize(); later tasks are dropped.
+class Stream {
+ public:
+  /// worker: tasks run on the stream's own thread. immediate: each task runs at once in the caller (debugging, one
+  /// core). dry: tasks are dropped, so that the host code of a step can be run to measure what it takes from the arenas.
+  enum class Mode { worker, immediate, dry };
+  Stream(Device device, std::string name, Mode mode = Mode::worker);
+
+  /// CPU streams only: adds a task at the end.
+  void enqueue(std::function<void()> task);
+  void record(Event& event);      ///< `event` is reached when all earlier work here is done
+  void wait(const Event& event);  ///< later work here starts after `event`; does not block the host
+  void synchronize();             ///< blocks the host until the queue is empty; rethrows a task's exception
+  Device device() const noexcept;
+  Mode mode() const noexcept;
+  void* native() const noexcept;  ///< cudaStream_t, or nullptr on the CPU
+
+  struct Impl;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// Copies bytes between views of one shape and dtype, host or device, in stream order. Host memory given to a CUDA
+/// stream should be pinned, or the copy is synchronous.
+void copy(TensorView to, ConstTensorView from, Stream& stream);
+/// Sets all bytes to zero in stream order.
+void zero(TensorView view, Stream& stream);
+
+}  // namespace moesaic
