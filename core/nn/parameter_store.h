@@ -71,13 +71,20 @@ struct ParameterSpec {
   std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
 };
 
-/// A persistent tensor that is not optimised: router bias, quantile histogram, …
+/// persistent: part of the checkpoint. step: starts each step at its neutral value and is reduced over the ranks that see
+/// different tokens before it is used.
+enum class Lifetime : std::uint8_t { persistent, step };
+enum class BufferReduce : std::uint8_t { none, sum, max };
+
+/// A tensor that is not optimised: router bias, quantile histogram, expert counts, largest logits, …
 struct BufferSpec {
   std::string name;
   Shape shape;
   DType dtype = DType::f32;
   bool is_parameter_in_checkpoint = false;  ///< counted as a model tensor (e_score_correction_bias)
   Part part = Part::router;
+  Lifetime lifetime = Lifetime::persistent;
+  BufferReduce reduce = BufferReduce::none;
 };
 
 /// Access to a weight for the time of its scope. When weights are resident it is just the view; when they are offloaded
