@@ -29,9 +29,9 @@ struct ShortConvForward {
 /// dx_s = sum_j w[., j] dpre_{s+k-1-j} over outputs of the same document, dw[., j] += sum_t dpre_t x_{t-(k-1)+j},
 /// dpre = dy silu'(pre).
 ///
-///   dx, dy, x   [T, C]; dx is overwritten and may alias neither
+///   dx, dy, x   [T, C]; dx is overwritten; it may alias dy, not x
 ///   dw          [C, k]        acc_t of x; accumulates; empty = frozen
-///   dhistory    [N, k-1, C]   type of x; overwritten; empty = not wanted (allowed only without use of it)
+///   dhistory    [N, k-1, C]   type of x; overwritten; empty = not wanted
 ///
 /// The sum over tokens runs over fixed blocks of a document, then over blocks and documents in order.
 struct ShortConvBackward {
