@@ -14,7 +14,6 @@ template <class A>
 inline order_key_t<A> order_key(A x) noexcept {
   using U = order_key_t<A>;
   constexpr int kSign = 8 * sizeof(U) - 1;
-  // The sign bit tests below would survive -ffast-math, a float comparison of NaN would not matter: NaN fails x >= x.
   const U minus_infinity = static_cast<U>(~(sizeof(A) == 8 ? U(0xfff0000000000000ULL) : U(0xff800000U)));
   const U u = std::bit_cast<U>(x + A(0));  // -0 + 0 = +0
   const U key = (u >> kSign) != 0 ? static_cast<U>(~u) : static_cast<U>(u | (U(1) << kSign));
