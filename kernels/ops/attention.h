@@ -80,7 +80,5 @@ struct AttentionBackward {
 
 void launch(CpuContext& context, const AttentionForward& op);
 void launch(CpuContext& context, const AttentionBackward& op);
-void launch(CudaContext& context, const AttentionForward& op);
-void launch(CudaContext& context, const AttentionBackward& op);
 
 }  // namespace moesaic

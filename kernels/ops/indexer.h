@@ -76,7 +76,5 @@ struct IndexerLoss {
 
 void launch(CpuContext& context, const IndexerSelect& op);
 void launch(CpuContext& context, const IndexerLoss& op);
-void launch(CudaContext& context, const IndexerSelect& op);
-void launch(CudaContext& context, const IndexerLoss& op);
 
 }  // namespace moesaic

@@ -33,6 +33,5 @@ struct QkClip {
 };
 
 void launch(CpuContext& context, const QkClip& op);
-void launch(CudaContext& context, const QkClip& op);
 
 }  // namespace moesaic
