@@ -97,7 +97,7 @@ inline GatherRows dispatch_rows(TensorView xs, ConstTensorView x, ConstTensorVie
 /// dx (+)= sum over the token's rows of dxs.
 inline CombineRows dispatch_rows_backward(TensorView dx, ConstTensorView dxs, ConstTensorView row_of_assignment,
                                           bool accumulate = false) {
-  return {.u = dx, .y = dxs, .row_of_assignment = row_of_assignment, .accumulate = accumulate};
+  return {.u = dx, .y = dxs, .weights = {}, .row_of_assignment = row_of_assignment, .accumulate = accumulate};
 }
 /// u = sum over the token's rows of weight times y.
 inline CombineRows combine_rows(TensorView u, ConstTensorView y, ConstTensorView weights, ConstTensorView row_of_assignment) {

@@ -5,6 +5,11 @@
 
 namespace moesaic {
 
+/// Largest k of the router ops.
+constexpr int kMaxChoices = 128;
+/// Largest num_groups of a group limit.
+constexpr int kMaxGroups = 64;
+
 enum class RouterScore : std::uint8_t { sigmoid, softmax };
 enum class DropPolicy : std::uint8_t { prob, position };
 
