@@ -10,7 +10,10 @@ std::vector<std::string> names(OpList<Ops...>) {
 template <class... Ops>
 std::vector<std::string> names_without_cuda(OpList<Ops...>) {
   std::vector<std::string> missing;
-  ((HasCuda<Ops> ? void() : missing.emplace_back(Ops::kName)), ...);
+  const auto add = [&missing](const char* op, bool has_cuda) {
+    if (!has_cuda) missing.emplace_back(op);
+  };
+  (add(Ops::kName, HasCuda<Ops>), ...);
   return missing;
 }
 

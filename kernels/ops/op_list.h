@@ -6,6 +6,8 @@
 
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/attn_res.h"
+#include "kernels/ops/balance.h"
+#include "kernels/ops/clip.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_norm.h"
@@ -13,10 +15,13 @@
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/layer_norm.h"
+#include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
+#include "kernels/ops/permute.h"
 #include "kernels/ops/quant.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
+#include "kernels/ops/router.h"
 #include "kernels/ops/topk.h"
 #include "kernels/ops/vocab_loss.h"
 
@@ -27,19 +32,31 @@ struct OpList {};
 
 using AllOps = OpList<  // one op per line
     Accumulate,                   //
+    AccumulateCounts,             //
     AdamW,                        //
     Add,                          //
     AttnResBackward,              //
     AttnResForward,               //
+    BalanceBiasExact,             //
+    BalanceBiasFromHistogram,     //
+    BalanceBiasSign,              //
+    BalanceFrequency,             //
+    BalanceHistogram,             //
+    BalanceMargins,               //
     Cast,                         //
+    ClipFactor,                   //
+    CombineRows,                  //
     CrossEntropy,                 //
     DequantizeFp8Block,           //
     DequantizeMx,                 //
+    DispatchPlan,                 //
     EmbeddingBackward,            //
     EmbeddingForward,             //
+    ExpertCapacity,               //
     Fill,                         //
     GatedRmsNormBackward,         //
     GatedRmsNormForward,          //
+    GatherRows,                   //
     Gemm,                         //
     GluBackward,                  //
     GluForward,                   //
@@ -50,14 +67,23 @@ using AllOps = OpList<  // one op per line
     L2NormForward,                //
     LayerNormBackward,            //
     LayerNormForward,             //
+    MovingAverage,                //
+    MuonUpdate,                   //
+    NewtonSchulz,                 //
     QuantizeFp8Block,             //
     QuantizeMx,                   //
     RmsNormBackward,              //
     RmsNormForward,               //
     Rope,                         //
+    RouterBackward,               //
+    RouterForward,                //
+    RouterLossForward,            //
+    RowWeightBackward,            //
+    RowWeightForward,             //
     Scale,                        //
     SigmoidGateBackward,          //
     SigmoidGateForward,           //
+    SumOfSquares,                 //
     TopK,                         //
     VocabDivergence               //
     >;
