@@ -14,7 +14,7 @@ namespace moesaic::config {
 namespace {
 
 struct Found {
-  std::string key;
+  std::string key;  ///< items of lists as `key[]`
   const Section* section;  ///< that the field belongs to
   const Field* field;
 };
@@ -42,6 +42,7 @@ std::optional<Found> find(const std::string& key, std::string& why_not) {
       why_not = fmt::format("{} has no keys below it", path);
       return std::nullopt;
     }
+    if (field && field->type.kind == Kind::list) path += "[]";
     owner = section;
     field = section->find(part);
     if (!field) {

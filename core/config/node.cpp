@@ -25,7 +25,8 @@ struct Stop {
 /// quotes, and the depth before anything recursive is built.
 class Builder : public YAML::EventHandler {
  public:
-  Builder(const std::string& file, std::vector<Problem>& problems) : file_(file), problems_(problems) {}
+  Builder(std::string_view source, const std::string& file, std::vector<Problem>& problems)
+      : source_(source), file_(file), problems_(problems) {}
 
   Node root;
 
@@ -43,6 +44,7 @@ class Builder : public YAML::EventHandler {
     refuse_anchor(mark, anchor);
     // yaml-cpp marks plain scalars by the tag "?", quoted and block ones by "!".
     refuse_tag(mark, tag);
+    refuse_several_lines(mark, tag == "!", text);
     if (expects_key()) return start_entry(mark, text);
     Node node = make(Node::Kind::scalar, mark);
     node.text = text;
@@ -92,6 +94,23 @@ class Builder : public YAML::EventHandler {
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
     if (!tag.empty() && tag != "?" && tag != "!") stop(mark, fmt::format("the tag '{}' is not accepted; types come from the key", tag));
   }
+  /// yaml-cpp 0.7 ends an open quote at the end of the file and joins lines that lack a colon: both swallow settings.
+  void refuse_several_lines(const YAML::Mark& mark, bool quoted, const std::string& text) const {
+    const std::string_view rest = source_.substr(std::min(static_cast<std::size_t>(mark.pos), source_.size()));
+    if (!quoted) {
+      if (!rest.starts_with(text)) stop(mark, "a value that goes on in the next line; is a ':' missing, or the indentation wrong?");
+      return;
+    }
+    const char quote = rest.empty() ? '\0' : rest[0];
+    if (quote != '"' && quote != '\'') stop(mark, "a block of text ('|' or '>') is not accepted; write it in quotes, in one line");
+    for (std::size_t i = 1; i < rest.size() && rest[i] != '\n'; ++i) {
+      const char next = i + 1 < rest.size() ? rest[i + 1] : '\n';
+      const bool escape = quote == '"' ? rest[i] == '\\' && next != '\n' : rest[i] == quote && next == quote;
+      if (escape) ++i;
+      else if (rest[i] == quote) return;
+    }
+    stop(mark, "the closing quote is missing in this line");
+  }
   bool expects_key() const {
     return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key;
   }
@@ -134,6 +153,7 @@ class Builder : public YAML::EventHandler {
     frame.node.children.push_back(std::move(node));
   }
 
+  std::string_view source_;
   const std::string& file_;
   std::vector<Problem>& problems_;
   std::vector<Frame> stack_;
@@ -199,7 +219,9 @@ const Node* Node::find(std::string_view name) const {
 Node* Node::find(std::string_view name) { return const_cast<Node*>(std::as_const(*this).find(name)); }
 
 Node parse_yaml(std::string_view text, const std::string& file, std::vector<Problem>& problems) {
-  Builder builder(file, problems);
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  Builder builder(text, file, problems);
   builder.root.at = {file, 1, 1};
   try {
     read_document(text, file, builder);

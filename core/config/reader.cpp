@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "core/config/nearest.h"
 #include "core/config/scalar.h"
 #include "core/config/suggest.h"
 
@@ -74,14 +75,25 @@ void Reader::section(const Section& section, const Node& node, const std::string
     if (const Field* field = section.find(child.key)) entry(*field, child, full, out);
     else problem(child.key_at, full, unknown_key_message(section, path, child.key));
   }
-  if (complete_) {
-    for (const Field& field : section.fields) {
-      if (!field.is_required || node.find(field.key)) continue;
-      const std::string full = path.empty() ? field.key : path + "." + field.key;
-      problem(node.key_at.line > 0 ? node.key_at : node.at, full, fmt::format("is required; allowed: {}", allowed_text(field)));
+  if (complete_) missing_keys(section, node, path, out);
+  current_ = outer;
+}
+
+void Reader::missing_keys(const Section& section, const Node& node, const std::string& path, void* out) {
+  const Position& at = node.key_at.line > 0 ? node.key_at : node.at;
+  for (const Field& field : section.fields) {
+    if (node.find(field.key)) continue;
+    const std::string full = path.empty() ? field.key : path + "." + field.key;
+    if (field.type.kind == Kind::group) {
+      // A section that is absent still misses its required keys.
+      Node nothing;
+      nothing.kind = Node::Kind::map;
+      nothing.at = at;
+      this->section(*field.type.group, nothing, full, field.address(out));
+    } else if (field.is_required) {
+      problem(at, full, fmt::format("is required; allowed: {}", allowed_text(field)));
     }
   }
-  current_ = outer;
 }
 
 void Reader::entry(const Field& field, const Node& node, const std::string& path, void* out) {

@@ -23,6 +23,7 @@ class Reader {
   void section(const Section& section, const Node& node, const std::string& path, void* out);
 
  private:
+  void missing_keys(const Section& section, const Node& node, const std::string& path, void* out);
   void entry(const Field& field, const Node& node, const std::string& path, void* out);
   void value(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
   void scalar(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);

@@ -227,10 +227,13 @@ Parsed<double> parse_duration(std::string_view text, double unit_seconds) {
 
 std::string print_bytes(std::int64_t bytes) {
   if (bytes == 0) return "0";
+  std::string shortest;
   for (const SizeUnit& unit : kSizeUnits) {
-    if (bytes % unit.bytes == 0) return fmt::format("{}{}", bytes / unit.bytes, unit.name);
+    if (bytes % unit.bytes != 0) continue;
+    const std::string text = fmt::format("{}{}", bytes / unit.bytes, unit.name);
+    if (shortest.empty() || text.size() < shortest.size()) shortest = text;
   }
-  return fmt::format("{}B", bytes);
+  return shortest;
 }
 
 }  // namespace moesaic::config

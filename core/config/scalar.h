@@ -30,7 +30,7 @@ Parsed<std::int64_t> parse_bytes(std::string_view text);
 /// A time in units of `unit_seconds`: a plain number is taken in that unit; `500ms`, `90s`, `30m`, `1.5h`, `2d` convert.
 Parsed<double> parse_duration(std::string_view text, double unit_seconds);
 
-/// Inverse of parse_bytes: the largest unit that is exact.
+/// Inverse of parse_bytes: the shortest exact text.
 std::string print_bytes(std::int64_t bytes);
 
 }  // namespace moesaic::config

@@ -1,5 +1,4 @@
 #pragma once
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -7,12 +6,6 @@
 #include "core/config/fields.h"
 
 namespace moesaic::config {
-
-/// Smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
-std::size_t edit_distance(std::string_view a, std::string_view b);
-
-/// The word nearest to `word`, or "" if none is near enough to be meant.
-std::string nearest(std::string_view word, const std::vector<std::string>& words);
 
 /// What to say about `key`, which is none of `section` (full name `path`, "" = top): the name it has here if it is the
 /// spelling of another model family, the section it belongs to, the nearest key, or the keys there are.

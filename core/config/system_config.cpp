@@ -51,7 +51,7 @@ void MemoryConfig::describe(Fields<MemoryConfig>& f) {
 
 void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
   using S = CheckpointConfig;
-  f("every", &S::every, "Steps between checkpoints; 0 = none on the way.").between(0, kMaxCount);
+  f("every", &S::every, "Steps between checkpoints; 0 = none on the way.").between(0, kMaxCount).example("500");
   f("keep_last", &S::keep_last, "Newest checkpoints to keep; 0 = all.").between(0, kMaxCount);
   f("keep_every", &S::keep_every, "Checkpoints at multiples of so many steps are never deleted; 0 = no such rule.").between(0, kMaxCount);
   f("async", &S::async, "Training goes on while a checkpoint is written.").only_default("writing checkpoints in the background");

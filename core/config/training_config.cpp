@@ -25,18 +25,18 @@ void DataConfig::describe(Fields<DataConfig>& f) {
   f("train", &S::train, "Training data: a file or folder, or a list of them.").required().in(Unit::path).one_or_list().example("data/tokens/train");
   f("valid", &S::valid, "Held-out data for evaluation; empty = no evaluation.").in(Unit::path).one_or_list().example("data/tokens/valid");
   f("format", &S::format, "How the files are read. bytes_text: text files, one token per byte, documents separated by blank lines.");
-  f("sequence_length", &S::sequence_length, "Tokens per sequence.").required().between(1, 1 << 30).also({"seq_length", "seq_len", "max_seq_len"});
+  f("sequence_length", &S::sequence_length, "Tokens per sequence.").required().between(1, 1 << 30).also({"seq_length", "seq_len", "max_seq_len"}).example("4096");
 }
 
 void LrScaleConfig::describe(Fields<LrScaleConfig>& f) {
   using S = LrScaleConfig;
   f("pattern", &S::pattern, "Logical parameter names, `*` stands for any characters.").required().example("model.layers.*.self_attn.*");
-  f("scale", &S::scale, "Factor on the learning rate.").required().at_least(0);
+  f("scale", &S::scale, "Factor on the learning rate.").required().at_least(0).example("0.1");
 }
 
 void PhaseConfig::describe(Fields<PhaseConfig>& f) {
   using S = PhaseConfig;
-  f("until", &S::until, "Step after which the phase ends, counted from the start of the run.").required().between(1, kMaxCount);
+  f("until", &S::until, "Step after which the phase ends, counted from the start of the run.").required().between(1, kMaxCount).example("1000");
   f("sequence_length", &S::sequence_length, "Tokens per sequence in this phase.").between(1, 1 << 30).default_is("null (data.sequence_length)");
   f("lr_schedule", &S::lr_schedule, "Learning-rate schedule of this phase; its steps count from the start of the phase.").default_is("null (optimizer.lr_schedule, counted from the start of the run)");
   f("lr", &S::lr, "Peak learning rate of this phase.").above(0).default_is("null (optimizer.lr)");
@@ -49,10 +49,10 @@ void PhaseConfig::describe(Fields<PhaseConfig>& f) {
 
 void TrainConfig::describe(Fields<TrainConfig>& f) {
   using S = TrainConfig;
-  f("steps", &S::steps, "Optimizer steps of the whole run.").required().between(1, kMaxCount).also({"max_steps", "train_iters", "iters"});
-  f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.").required().between(1, kMaxCount);
+  f("steps", &S::steps, "Optimizer steps of the whole run.").required().between(1, kMaxCount).also({"max_steps", "train_iters", "iters"}).example("10_000");
+  f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.").required().between(1, kMaxCount).example("256");
   f("micro_batch_size", &S::micro_batch_size, "Sequences that pass the model at once on one rank.").between(1, 1 << 20);
-  f("eval_every", &S::eval_every, "Steps between evaluations on data.valid; 0 = at the end only.").between(0, kMaxCount);
+  f("eval_every", &S::eval_every, "Steps between evaluations on data.valid; 0 = at the end only.").between(0, kMaxCount).example("500");
   f("eval_batches", &S::eval_batches, "Global batches per evaluation.").between(1, kMaxCount);
   f("phases", &S::phases, "Phases of the run in order; the last ends at `steps`. Empty = one phase.");
   f("max_bad_steps", &S::max_bad_steps, "Steps in a row with non-finite loss or gradient after which the run ends with exit code 5.").between(1, kMaxCount);
@@ -63,10 +63,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
   using S = OptimizerConfig;
   f("name", &S::name, "adamw for everything, or muon for matrices with AdamW for embedding, head, norms and vectors.");
   f("lr", &S::lr, "Peak learning rate.").required().above(0).example("3e-4").also({"learning_rate", "max_lr"});
-  f("lr_min", &S::lr_min, "Learning rate at the end of the decay.").at_least(0).also({"min_lr"});
+  f("lr_min", &S::lr_min, "Learning rate at the end of the decay.").at_least(0).also({"min_lr"}).example("3e-5");
   f("lr_schedule", &S::lr_schedule, "constant; cosine from lr to lr_min at the last step; wsd = warm-up, stable, decay over the last decay_steps.").also({"lr_decay_style", "lr_scheduler"});
-  f("warmup_steps", &S::warmup_steps, "Steps of the linear warm-up from 0.").between(0, kMaxCount).also({"lr_warmup_steps"});
-  f("decay_steps", &S::decay_steps, "Steps of the final decay of wsd.").between(0, kMaxCount);
+  f("warmup_steps", &S::warmup_steps, "Steps of the linear warm-up from 0.").between(0, kMaxCount).also({"lr_warmup_steps"}).example("1000");
+  f("decay_steps", &S::decay_steps, "Steps of the final decay of wsd.").between(0, kMaxCount).example("2000");
   f("decay_shape", &S::decay_shape, "Shape of the decay of wsd.");
   f("beta1", &S::beta1, "Decay of AdamW's first moment.").at_least(0).below(1).also({"adam_beta1"});
   f("beta2", &S::beta2, "Decay of AdamW's second moment.").at_least(0).below(1).also({"adam_beta2"});
