@@ -275,7 +275,7 @@ void HostCommunicator::reduce_scatter(TensorView out,
   MOESAIC_CHECK(in.numel() == out.numel() * size_,
                 "reduce-scatter input must be size() times the output");
   if (size_ == 1) {
-    if (out.data() != in.data()) copy(out, in.reshaped(out.shape()), stream);
+    if (out.data() != in.data()) copy_tensor(out, in.reshaped(out.shape()), stream);
     return;
   }
   queue_->run_in_stream(stream, [t = transport_, s = staging_, out, in, op] {
@@ -300,7 +300,7 @@ void HostCommunicator::all_gather(TensorView out, ConstTensorView in, Stream& st
   MOESAIC_CHECK(out.numel() == in.numel() * size_,
                 "all-gather output must be size() times the input");
   if (size_ == 1) {
-    if (out.data() != in.data()) copy(out, in.reshaped(out.shape()), stream);
+    if (out.data() != in.data()) copy_tensor(out, in.reshaped(out.shape()), stream);
     return;
   }
   queue_->run_in_stream(stream, [t = transport_, out, in] {

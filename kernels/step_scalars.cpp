@@ -15,6 +15,9 @@ void write_as(T* out, const StepScalars& s) {
   set(StepScalar::clip_factor, s.clip_factor);
   set(StepScalar::skip, s.skip);
   set(StepScalar::loss_divisor, s.loss_divisor);
+  set(StepScalar::mtp_divisor, s.mtp_divisor);
+  set(StepScalar::tokens, s.tokens);
+  set(StepScalar::documents, s.documents);
   set(StepScalar::step, s.step);
 }
 
