@@ -59,8 +59,8 @@ void kda_tile_forward(const KdaTileRows<A>& in, A* decayed, A* a, A* p, std::int
   }
 }
 
-/// Adds the tile's own part of dq_r = sum_{i<=r} dp_ri k_i w_ri, krow_r = sum_{i<r} da_ri k_i w_ri and
-/// kcol_i = sum_{r>=i} (dp_ri q_r + da_ri k_r) w_ri (da_ii counts as 0). Sums over tokens by Horner's rule in the decays.
+/// Adds the tile's own part, without the pairs i = r, of dq_r = sum_{i<r} dp_ri k_i w_ri, krow_r = sum_{i<r} da_ri k_i w_ri
+/// and kcol_i = sum_{r>i} (dp_ri q_r + da_ri k_r) w_ri. Sums over tokens by Horner's rule in the decays.
 template <class A>
 void kda_tile_backward(const KdaTileRows<A>& in, const A* da, const A* dp, std::int64_t ld_pairs, A* dq, A* krow, A* kcol) noexcept {
   using V = typename VectorOf<A>::type;
@@ -75,8 +75,7 @@ void kda_tile_backward(const KdaTileRows<A>& in, const A* da, const A* dp, std::
       }
       const std::int64_t at = r * in.ld + c;
       const V alpha = load_vector(in.alpha + at);
-      sum_q = sum_q * alpha + dp[r * ld_pairs + r] * load_vector(in.k + at);
-      store_vector(dq + at, load_vector(dq + at) + sum_q);
+      store_vector(dq + at, load_vector(dq + at) + sum_q * alpha);
       store_vector(krow + at, load_vector(krow + at) + sum_k * alpha);
     }
     for (std::int64_t i = 0; i < kKdaTile; ++i) {
@@ -87,7 +86,6 @@ void kda_tile_backward(const KdaTileRows<A>& in, const A* da, const A* dp, std::
         sum *= load_vector(in.alpha + at);
       }
       const std::int64_t at = i * in.ld + c;
-      sum += dp[i * ld_pairs + i] * load_vector(in.q + at);
       store_vector(kcol + at, load_vector(kcol + at) + sum);
     }
   }

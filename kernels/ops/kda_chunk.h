@@ -17,20 +17,21 @@ namespace moesaic {
 ///   saved       [kda_saved_numel(...)] acc_t; empty = backward recomputes it (about one more forward)
 ///
 /// All products of decays are products of numbers <= 1 (no exponential of a positive number, no difference of cumulative
-/// sums), so any gate is safe. g below kda_decay_floor counts as that floor, whose exponential is zero in acc_t; its gradient is 0.
+/// sums), so any gate is safe. g below -87 (f32; f64: -708), where e^g is no normal number,
+/// counts as minus infinity: the state is forgotten and the gradient is 0.
 /// Contract: a document's bits depend on its own tokens only, an output's bits on no later token, and on no thread count.
 /// Temporaries in acc_t, one set per thread. Source: SPEC 1.4 - 1.6.
 struct KdaChunkForward {
   static constexpr const char* kName = "kda_chunk_forward";
   TensorView o;
-  TensorView s_final;
-  TensorView saved;
+  TensorView s_final = {};
+  TensorView saved = {};
   ConstTensorView q;
   ConstTensorView k;
   ConstTensorView v;
   ConstTensorView g;
   ConstTensorView beta;
-  ConstTensorView s0;
+  ConstTensorView s0 = {};
   ConstTensorView cu_seqlens;
   int chunk_size = 64;  ///< 16, 32, 48 or 64
 
@@ -54,16 +55,16 @@ struct KdaChunkBackward {
   TensorView dv;
   TensorView dg;
   TensorView dbeta;
-  TensorView ds0;
+  TensorView ds0 = {};
   ConstTensorView d_o;
-  ConstTensorView ds_final;
+  ConstTensorView ds_final = {};
   ConstTensorView q;
   ConstTensorView k;
   ConstTensorView v;
   ConstTensorView g;
   ConstTensorView beta;
-  ConstTensorView s0;
-  ConstTensorView saved;
+  ConstTensorView s0 = {};
+  ConstTensorView saved = {};
   ConstTensorView cu_seqlens;
   int chunk_size = 64;
 
@@ -91,7 +92,7 @@ struct KdaStep {
 };
 
 /// Elements of `saved`: per chunk and head the entry state, the corrections and the triangular matrices. K and V are
-/// rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1088 bytes per token and head; K = V = 128: 2112.
+/// rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1152 bytes per token and head; K = V = 128: 2208.
 std::int64_t kda_saved_numel(std::int64_t tokens, std::int64_t documents, std::int64_t heads, std::int64_t key_dim,
                              std::int64_t value_dim, int chunk_size);
 

@@ -33,7 +33,7 @@ struct KdaPrepareForward {
   ConstTensorView beta_logit;
   ConstTensorView a_log;
   ConstTensorView dt_bias;
-  std::optional<double> g_min;  ///< empty selects the softplus gate
+  std::optional<double> g_min = {};  ///< empty selects the softplus gate
   double eps = 1e-6;
 
   void check() const;
@@ -57,8 +57,8 @@ struct KdaPrepareBackward {
   TensorView dk_raw;
   TensorView dz;
   TensorView dbeta_logit;
-  TensorView da_log;
-  TensorView ddt_bias;
+  TensorView da_log = {};
+  TensorView ddt_bias = {};
   ConstTensorView dq;
   ConstTensorView dk;
   ConstTensorView dg;
@@ -71,7 +71,7 @@ struct KdaPrepareBackward {
   ConstTensorView beta_logit;
   ConstTensorView a_log;
   ConstTensorView dt_bias;
-  std::optional<double> g_min;
+  std::optional<double> g_min = {};
 
   void check() const;
   OpCost cost() const;

@@ -18,7 +18,7 @@ struct ShortConvForward {
   TensorView y;
   ConstTensorView x;
   ConstTensorView w;
-  ConstTensorView history;
+  ConstTensorView history = {};
   ConstTensorView cu_seqlens;
   bool silu = true;
 
@@ -37,12 +37,12 @@ struct ShortConvForward {
 struct ShortConvBackward {
   static constexpr const char* kName = "short_conv_backward";
   TensorView dx;
-  TensorView dw;
-  TensorView dhistory;
+  TensorView dw = {};
+  TensorView dhistory = {};
   ConstTensorView dy;
   ConstTensorView x;
   ConstTensorView w;
-  ConstTensorView history;
+  ConstTensorView history = {};
   ConstTensorView cu_seqlens;
   bool silu = true;
 
@@ -58,7 +58,7 @@ struct ShortConvTail {
   static constexpr const char* kName = "short_conv_tail";
   TensorView next;
   ConstTensorView x;
-  ConstTensorView history;
+  ConstTensorView history = {};
   ConstTensorView cu_seqlens;
 
   void check() const;
