@@ -25,7 +25,8 @@ namespace moesaic {
 template <class... Ops>
 struct OpList {};
 
-using AllOps = OpList<  // one op per line
+// One op per line; // keeps it so.
+using AllOps = OpList<            //
     Accumulate,                   //
     AdamW,                        //
     Add,                          //
