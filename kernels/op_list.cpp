@@ -10,20 +10,16 @@ std::vector<std::string> names(OpList<Ops...>) {
 template <class... Ops>
 std::vector<std::string> names_without_cuda(OpList<Ops...>) {
   std::vector<std::string> missing;
-  const auto add = [&](bool has_cuda, const char* name) {
-    if (!has_cuda) missing.emplace_back(name);
+  const auto add = [&missing](const char* op, bool has_cuda) {
+    if (!has_cuda) missing.emplace_back(op);
   };
-  (add(HasCuda<Ops>, Ops::kName), ...);
+  (add(Ops::kName, HasCuda<Ops>), ...);
   return missing;
 }
 
 }  // namespace
 
-std::vector<std::string> op_names() {
-  return names(AllOps{});
-}
-std::vector<std::string> missing_cuda_ops() {
-  return names_without_cuda(AllOps{});
-}
+std::vector<std::string> op_names() { return names(AllOps{}); }
+std::vector<std::string> missing_cuda_ops() { return names_without_cuda(AllOps{}); }
 
 }  // namespace moesaic

@@ -172,7 +172,7 @@ void multiply(CudaContext& context, const Gemm& op, TensorView workspace) {
 void launch(CudaContext& context, const Gemm& op) {
   if (op.c.numel() == 0) return;
   if (op.k() == 0) {
-    if (!op.accumulate) zero(op.c, context.stream);
+    if (!op.accumulate) zero_tensor(op.c, context.stream);
     return;
   }
   const Arena::Mark mark(context.scratch);

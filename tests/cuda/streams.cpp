@@ -15,13 +15,13 @@ TEST_CASE("Copies and zeros on a CUDA stream keep every byte, for pageable and p
       for (std::int64_t i = 0; i < n; ++i)
         source.data<std::uint8_t>()[i] =
             static_cast<std::uint8_t>(mix64(static_cast<std::uint64_t>(i)) | 1);
-      copy(middle.view(), source.view(), stream);
-      copy(other.view(), middle.view(), stream);
-      copy(back.view(), other.view(), stream);
+      copy_tensor(middle.view(), source.view(), stream);
+      copy_tensor(other.view(), middle.view(), stream);
+      copy_tensor(back.view(), other.view(), stream);
       stream.synchronize();
       CHECK(same_bits(back.view(), source.view()));
-      zero(other.view().rows(n / 2, n), stream);
-      copy(back.view(), other.view(), stream);
+      zero_tensor(other.view().rows(n / 2, n), stream);
+      copy_tensor(back.view(), other.view(), stream);
       stream.synchronize();
       std::int64_t wrong = 0;
       for (std::int64_t i = 0; i < n; ++i) {
@@ -51,17 +51,17 @@ TEST_CASE("Events order two CUDA streams in both directions", "[cuda]") {
   for (int r = 0; r < kRounds; ++r) {
     Event written(kCuda), consumed(kCuda);
     for (int i = 0; i < 4; ++i)
-      zero(scratch.view(), a);
-    copy(shared.view(), patterns[static_cast<std::size_t>(r)].view(), a);
+      zero_tensor(scratch.view(), a);
+    copy_tensor(shared.view(), patterns[static_cast<std::size_t>(r)].view(), a);
     a.record(written);
     b.wait(written);
-    copy(read.view(), shared.view(), b);
+    copy_tensor(read.view(), shared.view(), b);
     const auto result = results[static_cast<std::size_t>(r)].view();
-    copy(result.rows(0, 1), read.view().rows(0, 1), b);
-    copy(result.rows(1, 2), read.view().rows(kNumElements - 1, kNumElements), b);
+    copy_tensor(result.rows(0, 1), read.view().rows(0, 1), b);
+    copy_tensor(result.rows(1, 2), read.view().rows(kNumElements - 1, kNumElements), b);
     b.record(consumed);
     a.wait(consumed);
-    zero(shared.view(), a);
+    zero_tensor(shared.view(), a);
   }
   a.synchronize();
   b.synchronize();
@@ -80,7 +80,7 @@ TEST_CASE("A CUDA event is reached when never recorded and after the host has wa
   CHECK(event.reached());
   const OwnedTensor big({std::int64_t{64} << 20}, DType::u8, kCuda);
   for (int i = 0; i < 16; ++i)
-    zero(big.view(), stream);
+    zero_tensor(big.view(), stream);
   stream.record(event);
   event.wait_on_host();
   CHECK(event.reached());
@@ -109,10 +109,10 @@ TEST_CASE("Two CUDA streams compute side by side what one computes alone", "[cud
     fill_normal(x.view(), key);
     fill_normal(dy.view(), key + 1);
     fill_normal(weight.view(), key + 2);
-    copy(w.x.view(), x.view(), stream);
-    copy(w.dy.view(), dy.view(), stream);
-    copy(w.weight.view(), weight.view(), stream);
-    zero(w.dweight.view(), stream);
+    copy_tensor(w.x.view(), x.view(), stream);
+    copy_tensor(w.dy.view(), dy.view(), stream);
+    copy_tensor(w.weight.view(), weight.view(), stream);
+    zero_tensor(w.dweight.view(), stream);
     stream.synchronize();
   };
   const auto compute = [](const Work& w, Backend& backend) {
@@ -180,7 +180,7 @@ TEST_CASE("Running out of device memory names the tag and leaves the device usab
   CHECK(message.find("'impossible'") != std::string::npos);
   Stream stream(kCuda, "after");
   const OwnedTensor ok({16}, DType::i32, kCuda);
-  zero(ok.view(), stream);
+  zero_tensor(ok.view(), stream);
   CHECK(same_bits(download(ok.view(), stream).view(), OwnedTensor({16}, DType::i32).view()));
 }
 

@@ -88,7 +88,7 @@ inline bool same_bits(ConstTensorView a, ConstTensorView b) {
 /// Copies to the host and waits.
 inline OwnedTensor download(ConstTensorView device, Stream& stream) {
   OwnedTensor host(device.shape(), device.dtype());
-  copy(host.view(), device, stream);
+  copy_tensor(host.view(), device, stream);
   stream.synchronize();
   return host;
 }
@@ -99,7 +99,7 @@ struct Twin {
       : initial(shape, dtype), host(shape, dtype), device(shape, dtype, kCuda) {}
   void reset(Stream& stream) const {
     std::memcpy(host.view().data(), initial.view().data(), initial.view().bytes());
-    copy(device.view(), initial.view(), stream);
+    copy_tensor(device.view(), initial.view(), stream);
     stream.synchronize();
   }
   OwnedTensor initial, host, device;

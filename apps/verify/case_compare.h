@@ -1,0 +1,41 @@
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/checkpoint/safetensors.h"
+
+namespace moesaic::verify {
+
+/// True for the stored results of a case: out., aux., grad….,  traj., final.
+bool is_result(const std::string& name);
+/// What a result's error may be measured against besides its own size: the text before the first dot.
+std::string kind_of(const std::string& name);
+
+/// A stored floating tensor as doubles, whatever its alignment in the file; integers too.
+std::vector<double> read_reals(const SafetensorsFile& file, const std::string& name);
+/// A stored integer tensor (I64, I32, U8, BOOL); throws InputError for another dtype.
+std::vector<std::int64_t> read_ints(const SafetensorsFile& file, const std::string& name);
+
+/// The largest L2 norm among the stored results of each kind.
+std::map<std::string, double> largest_norms(const SafetensorsFile& file);
+
+/// How far a result is from the stored one.
+struct Difference {
+  double relative = 0;  ///< ||got - want|| / max(||want||, 1e-6 largest norm of the kind); infinite if not finite
+  double absolute = 0;  ///< largest |got - want|
+  bool stored_zero = false;  ///< all stored elements are zero: judged by zero_floor() and not by `relative`
+};
+Difference difference(const std::vector<double>& got, const std::vector<double>& want, double largest_norm_of_kind);
+
+/// Largest relative error accepted. f64: 1e-9, or 2e-7 where results are stored in float32. Else 32 u sqrt(length) for
+/// f32 (u = 2^-24) and 2 u sqrt(length) for bf16 (u = 2^-8): errors of independent roundings grow with the root of
+/// the length of the sums; the constants leave room for a chain of a few dependent ops.
+double relative_limit(DType compute, bool stored_in_f32, double length);
+/// Largest absolute error accepted for a tensor stored as all zeros.
+double zero_floor(DType compute);
+/// The length that relative_limit() uses: the largest extent of any stored tensor, at least 16.
+double longest_extent(const SafetensorsFile& file);
+
+}  // namespace moesaic::verify

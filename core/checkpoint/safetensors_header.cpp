@@ -1,0 +1,193 @@
+#include "core/checkpoint/safetensors_header.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace moesaic::safetensors {
+namespace {
+
+struct StoredType {
+  const char* name;
+  DType dtype;
+};
+constexpr std::array<StoredType, 10> kTypes{{{"F64", DType::f64},
+                                             {"F32", DType::f32},
+                                             {"BF16", DType::bf16},
+                                             {"F16", DType::f16},
+                                             {"F8_E4M3", DType::e4m3},
+                                             {"F8_E5M2", DType::e5m2},
+                                             {"I64", DType::i64},
+                                             {"I32", DType::i32},
+                                             {"U8", DType::u8},
+                                             {"BOOL", DType::u8}}};
+
+// Follows the parser through the only structure the format has:
+//   { "__metadata__": { text: text }, name: { "dtype": text, "shape": [int…], "data_offsets": [begin, end] } }
+// Anything else stops the parse at once, whatever its depth or length.
+class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  HeaderReader(Header& header, const std::string& file) : header_(header), file_(file) {}
+
+  bool start_object(std::size_t) override {
+    if (depth_ == 0) {
+      depth_ = 1;
+    } else if (depth_ == 1 && !in_array_) {
+      depth_ = 2;
+      entry_ = {};
+    } else {
+      fail("an object where none is allowed");
+    }
+    return true;
+  }
+  bool key(std::string& text) override {
+    if (depth_ == 1) {
+      name_ = text;
+      if (name_ == "__metadata__" ? std::exchange(metadata_seen_, true) : header_.tensors.contains(name_)) {
+        fail("the name appears twice");
+      }
+    } else {
+      field_ = text;
+    }
+    return true;
+  }
+  bool end_object() override {
+    if (depth_ == 2 && name_ != "__metadata__") finish_entry();
+    --depth_;
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    const bool known = depth_ == 2 && name_ != "__metadata__" && (field_ == "shape" || field_ == "data_offsets");
+    if (!known || in_array_) fail("an array where none is allowed");
+    auto& list = field_ == "shape" ? entry_.shape : entry_.offsets;
+    if (list) fail(fmt::format("'{}' appears twice", field_));
+    list.emplace();
+    in_array_ = true;
+    return true;
+  }
+  bool end_array() override {
+    in_array_ = false;
+    return true;
+  }
+  bool number_unsigned(std::uint64_t value) override {
+    if (!in_array_) fail("a number where none is allowed");
+    auto& list = field_ == "shape" ? *entry_.shape : *entry_.offsets;
+    if (list.size() == 16) fail(fmt::format("'{}' has too many entries", field_));
+    list.push_back(value);
+    return true;
+  }
+  bool string(std::string& text) override {
+    if (depth_ != 2 || in_array_) fail("a text where none is allowed");
+    if (name_ == "__metadata__") {
+      if (!header_.metadata.emplace(field_, text).second) fail(fmt::format("key '{}' appears twice", field_));
+    } else if (field_ == "dtype") {
+      if (entry_.dtype) fail("'dtype' appears twice");
+      entry_.dtype = text;
+    } else {
+      fail(fmt::format("unknown field '{}'", field_));
+    }
+    return true;
+  }
+  bool null() override { fail("null is not allowed"); }
+  bool boolean(bool) override { fail("true and false are not allowed"); }
+  bool number_integer(std::int64_t) override { fail("negative numbers are not allowed"); }
+  bool number_float(double, const std::string&) override { fail("fractions are not allowed"); }
+  bool binary(nlohmann::json::binary_t&) override { fail("binary values are not allowed"); }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
+    throw InputError(fmt::format("{}: header is not JSON at byte {} of it (file offset {})", file_, position, position + 8));
+  }
+
+ private:
+  struct Entry {
+    std::optional<std::string> dtype;
+    std::optional<std::vector<std::uint64_t>> shape, offsets;
+  };
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw InputError(fmt::format("{}: header entry '{}': {}", file_, name_.substr(0, 200), why));
+  }
+
+  void finish_entry() {
+    if (!entry_.dtype || !entry_.shape || !entry_.offsets) fail("needs dtype, shape and data_offsets");
+    const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& t) { return *entry_.dtype == t.name; });
+    if (type == kTypes.end()) {
+      fail(fmt::format("dtype '{}' is not supported (F64 F32 BF16 F16 F8_E4M3 F8_E5M2 I64 I32 U8 BOOL)",
+                       entry_.dtype->substr(0, 40)));
+    }
+    if (entry_.shape->size() > Shape::kMaxRank) fail(fmt::format("rank {} (at most {})", entry_.shape->size(), Shape::kMaxRank));
+    if (entry_.offsets->size() != 2) fail("data_offsets must be [begin, end]");
+    StoredTensor t;
+    t.name = name_;
+    t.dtype = type->dtype;
+    t.shape.rank = static_cast<int>(entry_.shape->size());
+    std::uint64_t bytes = byte_size(t.dtype);
+    for (std::size_t i = 0; i < entry_.shape->size(); ++i) {
+      const std::uint64_t extent = (*entry_.shape)[i];
+      if (extent > (std::uint64_t{1} << 62) || __builtin_mul_overflow(bytes, extent, &bytes)) fail("the shape overflows");
+      t.shape.dim[i] = static_cast<std::int64_t>(extent);
+    }
+    const auto [begin, end] = std::pair{(*entry_.offsets)[0], (*entry_.offsets)[1]};
+    if (end < begin || end - begin != bytes) {
+      fail(fmt::format("data_offsets [{}, {}] do not hold {} of shape {} ({} bytes)", begin, end, type->name, to_string(t.shape), bytes));
+    }
+    t.offset = begin;
+    t.bytes = bytes;
+    header_.tensors.emplace(name_, t);
+  }
+
+  Header& header_;
+  const std::string& file_;
+  int depth_ = 0;
+  bool in_array_ = false;
+  bool metadata_seen_ = false;
+  std::string name_, field_;
+  Entry entry_;
+};
+
+// The spans, in order of their place, must touch each other and fill the data section.
+void check_coverage(const Header& header, std::uint64_t data_bytes, const std::string& file) {
+  std::vector<const StoredTensor*> by_place;
+  for (const auto& [name, t] : header.tensors) by_place.push_back(&t);
+  std::sort(by_place.begin(), by_place.end(), [](const auto* a, const auto* b) {
+    return std::pair{a->offset, a->bytes} < std::pair{b->offset, b->bytes};
+  });
+  std::uint64_t at = 0;
+  for (const auto* t : by_place) {
+    if (t->offset != at) {
+      throw InputError(fmt::format("{}: tensor '{}' starts at byte {} of the data, expected {}: {}", file, t->name, t->offset, at,
+                                   t->offset < at ? "overlap" : "hole"));
+    }
+    at += t->bytes;
+    if (at > data_bytes) {
+      throw InputError(fmt::format("{}: tensor '{}' ends at byte {} of the data, but the file has only {}: truncated?", file,
+                                   t->name, at, data_bytes));
+    }
+  }
+  if (at != data_bytes) {
+    throw InputError(fmt::format("{}: {} bytes after the last tensor belong to none", file, data_bytes - at));
+  }
+}
+
+}  // namespace
+
+Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file) {
+  Header header;
+  HeaderReader reader(header, file);
+  // The format allows trailing spaces only; the parser rejects anything else after the object.
+  if (text.empty() || text.front() != '{') throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));
+  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+  check_coverage(header, data_bytes, file);
+  return header;
+}
+
+const char* stored_name(DType dtype) {
+  for (const auto& t : kTypes) {
+    if (t.dtype == dtype) return t.name;
+  }
+  check_failed(__FILE__, __LINE__, "known dtype", std::string("no stored name for ") + name(dtype));
+}
+
+}  // namespace moesaic::safetensors
