@@ -5,23 +5,30 @@
 #include <vector>
 
 #include "kernels/ops/adamw.h"
+#include "kernels/ops/attention.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/clip.h"
+#include "kernels/ops/concat.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_norm.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/indexer.h"
+#include "kernels/ops/kda_chunk.h"
+#include "kernels/ops/kda_prepare.h"
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/permute.h"
+#include "kernels/ops/qk_clip.h"
 #include "kernels/ops/quant.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/short_conv.h"
 #include "kernels/ops/topk.h"
 #include "kernels/ops/vocab_loss.h"
 
@@ -30,11 +37,14 @@ namespace moesaic {
 template <class... Ops>
 struct OpList {};
 
-using AllOps = OpList<  // one op per line
+// The empty comments keep one op on a line.
+using AllOps = OpList<            //
     Accumulate,                   //
     AccumulateCounts,             //
     AdamW,                        //
     Add,                          //
+    AttentionBackward,            //
+    AttentionForward,             //
     AttnResBackward,              //
     AttnResForward,               //
     BalanceBiasExact,             //
@@ -46,6 +56,7 @@ using AllOps = OpList<  // one op per line
     Cast,                         //
     ClipFactor,                   //
     CombineRows,                  //
+    ConcatColumns,                //
     CrossEntropy,                 //
     DequantizeFp8Block,           //
     DequantizeMx,                 //
@@ -63,6 +74,13 @@ using AllOps = OpList<  // one op per line
     GroupedLinearBackwardInput,   //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //
+    IndexerLoss,                  //
+    IndexerSelect,                //
+    KdaChunkBackward,             //
+    KdaChunkForward,              //
+    KdaPrepareBackward,           //
+    KdaPrepareForward,            //
+    KdaStep,                      //
     L2NormBackward,               //
     L2NormForward,                //
     LayerNormBackward,            //
@@ -70,6 +88,7 @@ using AllOps = OpList<  // one op per line
     MovingAverage,                //
     MuonUpdate,                   //
     NewtonSchulz,                 //
+    QkClip,                       //
     QuantizeFp8Block,             //
     QuantizeMx,                   //
     RmsNormBackward,              //
@@ -81,8 +100,12 @@ using AllOps = OpList<  // one op per line
     RowWeightBackward,            //
     RowWeightForward,             //
     Scale,                        //
+    ShortConvBackward,            //
+    ShortConvForward,             //
+    ShortConvTail,                //
     SigmoidGateBackward,          //
     SigmoidGateForward,           //
+    SplitColumns,                 //
     SumOfSquares,                 //
     TopK,                         //
     VocabDivergence               //

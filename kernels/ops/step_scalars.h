@@ -3,8 +3,9 @@
 
 namespace moesaic {
 
-/// Slots of the one small tensor [kNumStepScalars] of statistics type that holds what changes from step to step. Ops
-/// read it on the device, so that a step neither needs a host decision nor new kernel arguments.
+/// Slots of the one small tensor [kNumStepScalars] of statistics type that holds what changes from
+/// step to step. Ops read it on the device, so that a step neither needs a host decision nor new
+/// kernel arguments.
 enum class StepScalar : int {
   learning_rate,       ///< of the schedule, before a parameter's lr_scale
   weight_decay_scale,  ///< multiplies every parameter's weight_decay
@@ -20,7 +21,9 @@ enum class StepScalar : int {
   count_               // number of slots
 };
 constexpr int kNumStepScalars = static_cast<int>(StepScalar::count_);
-constexpr int index_of(StepScalar slot) noexcept { return static_cast<int>(slot); }
+constexpr int index_of(StepScalar slot) noexcept {
+  return static_cast<int>(slot);
+}
 
 /// The one-element view of a slot, or an empty view of an empty tensor (an op's default then holds).
 inline ConstTensorView step_scalar(const ConstTensorView& scalars, StepScalar slot) {
