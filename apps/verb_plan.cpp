@@ -19,10 +19,12 @@ struct PlanArguments {
 };
 
 int plan(const PlanArguments& arguments) {
-  const config::LoadedConfig loaded = config::load_config(arguments.config.path, arguments.config.overrides);
+  const config::LoadedConfig loaded =
+      config::load_config(arguments.config.path, arguments.config.overrides);
   const ModelPlan result = make_plan(loaded.config);
   std::vector<config::Problem> problems;
-  for (const config::Finding& finding : result.findings) problems.push_back(config::located(loaded, finding));
+  for (const config::Finding& finding : result.findings)
+    problems.push_back(config::located(loaded, finding));
   if (!problems.empty()) throw config::ConfigError(problems);
   if (arguments.effective) {
     std::cout << config::effective_yaml(loaded);
@@ -35,11 +37,16 @@ int plan(const PlanArguments& arguments) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand("plan", "Check a configuration and show what it costs; needs no GPU and no MPI");
+  CLI::App* verb = app.add_subcommand(
+      "plan", "Check a configuration and show what it costs; needs no GPU and no MPI");
   const auto arguments = std::make_shared<PlanArguments>();
   add_config_arguments(*verb, arguments->config);
-  CLI::Option* json = verb->add_flag("--json", arguments->json, "Print JSON with plain integers instead of tables");
-  verb->add_flag("--effective", arguments->effective, "Print every key with its value and where it came from instead")->excludes(json);
+  CLI::Option* json =
+      verb->add_flag("--json", arguments->json, "Print JSON with plain integers instead of tables");
+  verb->add_flag("--effective",
+                 arguments->effective,
+                 "Print every key with its value and where it came from instead")
+      ->excludes(json);
   verb->footer(
       "Example:\n"
       "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n");

@@ -3,7 +3,8 @@
 
 namespace moesaic::apps {
 
-/// Version, git id, compiler, build and whether there is a CUDA backend, a line each: the text of `--version`.
+/// Version, git id, compiler, build and whether there is a CUDA backend, a line each: the text of
+/// `--version`.
 std::string version_text();
 
 }  // namespace moesaic::apps

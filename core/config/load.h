@@ -31,7 +31,8 @@ LoadedConfig load_config_text(std::string_view text,
                               const std::string& name,
                               const std::vector<std::string>& overrides = {});
 
-/// A broken rule as a problem, at the position of its first key or of the nearest group around it that is set.
+/// A broken rule as a problem, at the position of its first key or of the nearest group around it
+/// that is set.
 Problem located(const LoadedConfig& loaded, const Finding& finding);
 
 /// Every key with its value and, as a comment, its origin. Loading this text gives the same

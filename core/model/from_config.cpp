@@ -29,7 +29,8 @@ KdaOptions kda_options(const config::ModelConfig& model) {
   o.gate_lower_bound = linear.gate_lower_bound;
   o.full_rank_gate = linear.use_full_rank_gate;
   // Kimi-K3 stores a vector, padded or not; Kimi-Linear [1, 1, heads, 1].
-  const bool is_vector = linear.a_log_entries || linear.use_full_rank_gate || linear.gate_lower_bound;
+  const bool is_vector =
+      linear.a_log_entries || linear.use_full_rank_gate || linear.gate_lower_bound;
   o.a_log_entries = is_vector ? linear.stored_a_log() : 0;
   o.eps = model.rms_norm_eps;
   o.init_std = model.initializer_range;
@@ -64,27 +65,36 @@ MlaOptions mla_options(const config::ModelConfig& model) {
 
 BiasRule bias_rule(config::BiasRule rule) {
   switch (rule) {
-    case config::BiasRule::none: return BiasRule::none;
-    case config::BiasRule::sign: return BiasRule::sign;
-    case config::BiasRule::quantile: return BiasRule::quantile;
-    case config::BiasRule::quantile_exact: return BiasRule::quantile_exact;
+    case config::BiasRule::none:
+      return BiasRule::none;
+    case config::BiasRule::sign:
+      return BiasRule::sign;
+    case config::BiasRule::quantile:
+      return BiasRule::quantile;
+    case config::BiasRule::quantile_exact:
+      return BiasRule::quantile_exact;
   }
   return BiasRule::none;
 }
 
 AuxLoss aux_loss(config::AuxLoss loss) {
   switch (loss) {
-    case config::AuxLoss::none: return AuxLoss::none;
-    case config::AuxLoss::switch_loss: return AuxLoss::switch_;
-    case config::AuxLoss::sequence: return AuxLoss::sequence;
-    case config::AuxLoss::global: return AuxLoss::global;
+    case config::AuxLoss::none:
+      return AuxLoss::none;
+    case config::AuxLoss::switch_loss:
+      return AuxLoss::switch_;
+    case config::AuxLoss::sequence:
+      return AuxLoss::sequence;
+    case config::AuxLoss::global:
+      return AuxLoss::global;
   }
   return AuxLoss::none;
 }
 
 std::int64_t capacity(const config::ModelConfig& model, std::int64_t tokens) {
   if (!model.capacity_factor) return 0;
-  const double share = *model.capacity_factor * static_cast<double>(tokens * model.num_experts_per_token);
+  const double share =
+      *model.capacity_factor * static_cast<double>(tokens * model.num_experts_per_token);
   return static_cast<std::int64_t>(std::ceil(share / static_cast<double>(model.num_experts)));
 }
 
@@ -99,13 +109,15 @@ MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
   o.latent_norm = model.latent_moe_use_norm;
   o.shared_inner = model.num_shared_experts * model.moe_intermediate_size;
   o.activation = activation(model);
-  o.score = model.moe_router_activation_func == config::RouterFunc::softmax ? RouterScore::softmax : RouterScore::sigmoid;
+  o.score = model.moe_router_activation_func == config::RouterFunc::softmax ? RouterScore::softmax
+                                                                            : RouterScore::sigmoid;
   o.num_groups = static_cast<int>(model.num_expert_group);
   o.topk_groups = static_cast<int>(model.topk_group);
   o.renormalize = model.moe_renormalize;
   o.route_scale = model.routed_scaling_factor;
   o.capacity = capacity(model, tokens);
-  o.drop_policy = model.capacity_policy == config::CapacityPolicy::position ? DropPolicy::position : DropPolicy::prob;
+  o.drop_policy = model.capacity_policy == config::CapacityPolicy::position ? DropPolicy::position
+                                                                            : DropPolicy::prob;
   o.bias_rule = bias_rule(model.balance.bias_rule);
   o.sign_gamma = model.balance.sign_gamma;
   o.histogram_bins = model.balance.histogram_bins;
@@ -119,16 +131,21 @@ MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
 
 }  // namespace
 
-ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train, std::int64_t tokens_per_micro_batch) {
+ModelOptions model_options(const config::ModelConfig& model,
+                           const config::TrainConfig& train,
+                           std::int64_t tokens_per_micro_batch) {
   ModelOptions o;
   o.hidden = model.hidden_size;
   o.vocabulary = model.vocab_size;
-  for (std::int64_t l = 0; l < model.num_hidden_layers; ++l) o.layers.push_back({model.is_kda_layer(l), model.is_moe_layer(l)});
+  for (std::int64_t l = 0; l < model.num_hidden_layers; ++l)
+    o.layers.push_back({model.is_kda_layer(l), model.is_moe_layer(l)});
   o.kda = kda_options(model);
   o.mla = mla_options(model);
-  o.dense = {model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
+  o.dense = {
+      model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
   o.moe = moe_options(model, tokens_per_micro_batch);
-  o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention : ResidualKind::plain;
+  o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention
+                                                                      : ResidualKind::plain;
   o.attn_res_block = model.residual.attn_res_block_size.value_or(0);
   o.attn_res_full = model.residual.full;
   o.eps = model.rms_norm_eps;
@@ -152,10 +169,14 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
 
 Precision precision_of(const config::RunConfig& run, bool on_gpu) {
   switch (run.precision) {
-    case config::PrecisionChoice::automatic: return on_gpu ? kBf16 : kF32;
-    case config::PrecisionChoice::f64: return kF64;
-    case config::PrecisionChoice::f32: return kF32;
-    case config::PrecisionChoice::bf16: return kBf16;
+    case config::PrecisionChoice::automatic:
+      return on_gpu ? kBf16 : kF32;
+    case config::PrecisionChoice::f64:
+      return kF64;
+    case config::PrecisionChoice::f32:
+      return kF32;
+    case config::PrecisionChoice::bf16:
+      return kBf16;
   }
   return kF32;
 }
@@ -164,19 +185,28 @@ namespace {
 
 bool matches_any_parameter(const ParameterStore& params, const std::string& pattern) {
   const auto specs = params.params();
-  return std::any_of(specs.begin(), specs.end(), [&](const ParameterSpec& s) { return glob_match(pattern, s.name); });
+  return std::any_of(specs.begin(), specs.end(), [&](const ParameterSpec& s) {
+    return glob_match(pattern, s.name);
+  });
 }
 
 config::Finding unmatched(const std::string& key, const std::string& pattern) {
-  return {{key}, fmt::format("the pattern '{}' matches no parameter; names look like model.layers.0.self_attn.o_proj.weight or "
-                             "model.layers.1.block_sparse_moe.experts.{{}}.w1.weight, * stands for any text", pattern)};
+  return {
+      {key},
+      fmt::format("the pattern '{}' matches no parameter; names look like "
+                  "model.layers.0.self_attn.o_proj.weight or "
+                  "model.layers.1.block_sparse_moe.experts.{{}}.w1.weight, * stands for any text",
+                  pattern)};
 }
 
-// The first storage that holds both frozen and trained parameters, as a pair of names; empty names = none.
-std::pair<std::string, std::string> mixed_storage(const ParameterStore& params, const std::vector<bool>& frozen) {
+// The first storage that holds both frozen and trained parameters, as a pair of names; empty names
+// = none.
+std::pair<std::string, std::string> mixed_storage(const ParameterStore& params,
+                                                  const std::vector<bool>& frozen) {
   std::map<std::int32_t, std::size_t> first_of_storage;
   for (std::size_t i = 0; i < frozen.size(); ++i) {
-    const auto [it, is_new] = first_of_storage.try_emplace(params.storage_of({static_cast<std::int32_t>(i)}).index, i);
+    const auto [it, is_new] =
+        first_of_storage.try_emplace(params.storage_of({static_cast<std::int32_t>(i)}).index, i);
     if (is_new || frozen[it->second] == frozen[i]) continue;
     const std::size_t held = frozen[i] ? i : it->second, moving = frozen[i] ? it->second : i;
     return {params.params()[held].name, params.params()[moving].name};
@@ -188,34 +218,47 @@ std::pair<std::string, std::string> mixed_storage(const ParameterStore& params, 
 
 bool is_frozen(const ParameterSpec& spec, std::span<const std::string> freeze, bool dense_warmup) {
   if (dense_warmup && spec.part != Part::indexer) return true;
-  return std::any_of(freeze.begin(), freeze.end(), [&](const auto& pattern) { return glob_match(pattern, spec.name); });
+  return std::any_of(freeze.begin(), freeze.end(), [&](const auto& pattern) {
+    return glob_match(pattern, spec.name);
+  });
 }
 
-std::vector<bool> frozen_parameters(const ParameterStore& params, const config::PhaseConfig& phase) {
+std::vector<bool> frozen_parameters(const ParameterStore& params,
+                                    const config::PhaseConfig& phase) {
   const bool warmup = phase.sparse_stage == config::SparseStage::warmup;
   std::vector<bool> frozen;
-  for (const ParameterSpec& spec : params.params()) frozen.push_back(is_frozen(spec, phase.freeze, warmup));
+  for (const ParameterSpec& spec : params.params())
+    frozen.push_back(is_frozen(spec, phase.freeze, warmup));
   return frozen;
 }
 
-std::vector<config::Finding> phase_findings(const ParameterStore& params, const config::TrainConfig& train) {
+std::vector<config::Finding> phase_findings(const ParameterStore& params,
+                                            const config::TrainConfig& train) {
   std::vector<config::Finding> all;
   for (std::size_t i = 0; i < train.phases.size(); ++i) {
     const config::PhaseConfig& phase = train.phases[i];
     const std::string key = fmt::format("train.phases[{}]", i);
     for (const auto& pattern : phase.freeze) {
-      if (!matches_any_parameter(params, pattern)) all.push_back(unmatched(key + ".freeze", pattern));
+      if (!matches_any_parameter(params, pattern))
+        all.push_back(unmatched(key + ".freeze", pattern));
     }
     for (std::size_t j = 0; j < phase.lr_scale.size(); ++j) {
       const std::string& pattern = phase.lr_scale[j].pattern;
-      if (!matches_any_parameter(params, pattern)) all.push_back(unmatched(fmt::format("{}.lr_scale[{}].pattern", key, j), pattern));
+      if (!matches_any_parameter(params, pattern))
+        all.push_back(unmatched(fmt::format("{}.lr_scale[{}].pattern", key, j), pattern));
     }
     const std::vector<bool> frozen = frozen_parameters(params, phase);
     if (std::find(frozen.begin(), frozen.end(), false) == frozen.end()) {
-      all.push_back({{key + ".freeze", key}, "nothing is left to train in this phase; remove a pattern"});
+      all.push_back(
+          {{key + ".freeze", key}, "nothing is left to train in this phase; remove a pattern"});
     }
     if (const auto [held, moving] = mixed_storage(params, frozen); !held.empty()) {
-      all.push_back({{key + ".freeze"}, fmt::format("'{}' is frozen and '{}' is not, but they lie in one matrix; freeze both or neither", held, moving)});
+      all.push_back(
+          {{key + ".freeze"},
+           fmt::format(
+               "'{}' is frozen and '{}' is not, but they lie in one matrix; freeze both or neither",
+               held,
+               moving)});
     }
   }
   return all;

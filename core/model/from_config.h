@@ -12,9 +12,11 @@
 
 namespace moesaic {
 
-/// The modules' sizes and choices for a configuration that passed its checks. `tokens_per_micro_batch` turns
-/// model.capacity_factor f into rows per expert: ceil(f T k / E).
-ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train, std::int64_t tokens_per_micro_batch);
+/// The modules' sizes and choices for a configuration that passed its checks.
+/// `tokens_per_micro_batch` turns model.capacity_factor f into rows per expert: ceil(f T k / E).
+ModelOptions model_options(const config::ModelConfig& model,
+                           const config::TrainConfig& train,
+                           std::int64_t tokens_per_micro_batch);
 
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
@@ -22,14 +24,16 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
 /// run.precision; `auto` is bf16 on a GPU and f32 on a CPU.
 Precision precision_of(const config::RunConfig& run, bool on_gpu);
 
-/// Whether a phase does not train a parameter: its declared name (with the "{}" of a family) matches a freeze pattern, or
-/// the indexer warms up beside dense attention and the parameter is not the indexer's (SPEC 3.4).
+/// Whether a phase does not train a parameter: its declared name (with the "{}" of a family)
+/// matches a freeze pattern, or the indexer warms up beside dense attention and the parameter is
+/// not the indexer's (SPEC 3.4).
 bool is_frozen(const ParameterSpec& spec, std::span<const std::string> freeze, bool dense_warmup);
 /// The same for all parameters of a store, by index.
 std::vector<bool> frozen_parameters(const ParameterStore& params, const config::PhaseConfig& phase);
 
-/// What is wrong with the phases of a configuration once the parameters are known: patterns that match nothing, phases
-/// that train nothing, frozen and trained parameters in one storage.
-std::vector<config::Finding> phase_findings(const ParameterStore& params, const config::TrainConfig& train);
+/// What is wrong with the phases of a configuration once the parameters are known: patterns that
+/// match nothing, phases that train nothing, frozen and trained parameters in one storage.
+std::vector<config::Finding> phase_findings(const ParameterStore& params,
+                                            const config::TrainConfig& train);
 
 }  // namespace moesaic

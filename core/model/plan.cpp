@@ -14,7 +14,9 @@ namespace moesaic {
 namespace {
 
 [[noreturn]] void too_large() {
-  throw UsageError("the model's counts do not fit 64 bits; check hidden_size, the number of layers and the numbers of heads and experts");
+  throw UsageError(
+      "the model's counts do not fit 64 bits; check hidden_size, the number of layers and the "
+      "numbers of heads and experts");
 }
 std::int64_t add(std::int64_t a, std::int64_t b) {
   std::int64_t sum = 0;
@@ -34,14 +36,21 @@ void operator+=(ParameterCount& sum, const ParameterCount& x) {
   sum.all = add(sum.all, x.all);
   sum.active = add(sum.active, x.active);
 }
-std::int64_t size(DType dtype) { return static_cast<std::int64_t>(byte_size(dtype)); }
+std::int64_t size(DType dtype) {
+  return static_cast<std::int64_t>(byte_size(dtype));
+}
 
 // --- parameters, from the declarations alone
 class Counter {
  public:
-  Counter(const ModelOptions& options, ModelPlan& plan) : options_(options), plan_(plan), prefix_(options.name_prefix + "model.") {
+  Counter(const ModelOptions& options, ModelPlan& plan)
+      : options_(options), plan_(plan), prefix_(options.name_prefix + "model.") {
     for (const LayerOptions& layer : options.layers) {
-      plan.layers.push_back({layer.is_kda ? "KDA" : options.mla.indexer ? "sparse MLA" : "MLA", layer.is_moe ? "MoE" : "dense MLP", {}});
+      plan.layers.push_back({layer.is_kda          ? "KDA"
+                             : options.mla.indexer ? "sparse MLA"
+                                                   : "MLA",
+                             layer.is_moe ? "MoE" : "dense MLP",
+                             {}});
     }
   }
   void count(const ParameterSpec& spec) {
@@ -52,10 +61,12 @@ class Counter {
     count(spec.name, spec.part, n);
   }
   void count(const BufferSpec& spec) {
-    if (spec.is_parameter_in_checkpoint) count(spec.name, spec.part, {spec.shape.numel(), spec.shape.numel()});
+    if (spec.is_parameter_in_checkpoint)
+      count(spec.name, spec.part, {spec.shape.numel(), spec.shape.numel()});
   }
   void finish() {
-    for (const auto& [part, n] : parts_) plan_.parts.push_back({part, n});
+    for (const auto& [part, n] : parts_)
+      plan_.parts.push_back({part, n});
   }
 
  private:
@@ -82,41 +93,55 @@ class Counter {
 
 // --- operations
 std::int64_t layers_of(const ModelOptions& o, bool kda) {
-  return std::count_if(o.layers.begin(), o.layers.end(), [&](const LayerOptions& l) { return l.is_kda == kda; });
+  return std::count_if(
+      o.layers.begin(), o.layers.end(), [&](const LayerOptions& l) { return l.is_kda == kda; });
 }
 
 FlopsPlan kda_core(const ModelOptions& o) {
-  const std::int64_t n = layers_of(o, true), h = o.kda.heads, k = o.kda.head_dim, c = o.kda.chunk_size;
+  const std::int64_t n = layers_of(o, true), h = o.kda.heads, k = o.kda.head_dim,
+                     c = o.kda.chunk_size;
   const std::int64_t per_head = add(times(c, add(times(2, k), times(3, k))), times(6, k, k));
-  return {"KDA core",
-          fmt::format("{} layers x {} heads x (2CK + C(K+V) + CV + 6KV), chunk C = {}, K = V = {}", n, h, c, k),
-          times(n, h, per_head)};
+  return {
+      "KDA core",
+      fmt::format(
+          "{} layers x {} heads x (2CK + C(K+V) + CV + 6KV), chunk C = {}, K = V = {}", n, h, c, k),
+      times(n, h, per_head)};
 }
 
 // Dense causal attention over the average context T/2.
 FlopsPlan dense_core(const MlaOptions& mla, std::int64_t layers, std::int64_t tokens) {
   const std::int64_t width = mla.qk_nope_dim + mla.qk_rope_dim + mla.v_dim;
   return {"attention core, dense",
-          fmt::format("{} layers x {} heads x 2(dn+dr+dv) x T/2, dn+dr+dv = {}", layers, mla.heads, width),
+          fmt::format(
+              "{} layers x {} heads x 2(dn+dr+dv) x T/2, dn+dr+dv = {}", layers, mla.heads, width),
           times(layers, mla.heads, times(width, tokens))};
 }
 
 // 2 x min(T/2, k) = min(T, 2k), which is an integer for odd T as well.
 FlopsPlan sparse_core(const MlaOptions& mla, std::int64_t layers, std::int64_t tokens) {
-  const std::int64_t width = 2 * mla.kv_lora_rank + mla.qk_rope_dim, keys = std::min(tokens, 2 * mla.indexer->top_k);
+  const std::int64_t width = 2 * mla.kv_lora_rank + mla.qk_rope_dim,
+                     keys = std::min(tokens, 2 * mla.indexer->top_k);
   return {"attention core, sparse",
-          fmt::format("{} layers x {} heads x 2(2ckv+dr) x min(T/2, {}), keys and values as latents, 2ckv+dr = {}", layers, mla.heads,
-                      mla.indexer->top_k, width),
+          fmt::format("{} layers x {} heads x 2(2ckv+dr) x min(T/2, {}), keys and values as "
+                      "latents, 2ckv+dr = {}",
+                      layers,
+                      mla.heads,
+                      mla.indexer->top_k,
+                      width),
           times(layers, mla.heads, times(width, keys))};
 }
 
 FlopsPlan index_scores(const IndexerOptions& index, std::int64_t layers, std::int64_t tokens) {
   return {"indexer scores",
-          fmt::format("{} layers x {} heads x (2dI+2) x T/2, dI = {}", layers, index.heads, index.head_dim),
+          fmt::format(
+              "{} layers x {} heads x (2dI+2) x T/2, dI = {}", layers, index.heads, index.head_dim),
           times(layers, index.heads, times(index.head_dim + 1, tokens))};
 }
 
-std::vector<FlopsPlan> flops_of(const ModelPlan& plan, const ModelOptions& o, std::int64_t tokens, bool dense_warmup) {
+std::vector<FlopsPlan> flops_of(const ModelPlan& plan,
+                                const ModelOptions& o,
+                                std::int64_t tokens,
+                                bool dense_warmup) {
   std::vector<FlopsPlan> all;
   for (const PartPlan& part : plan.parts) {
     if (part.parameters.active == 0) continue;
@@ -126,26 +151,30 @@ std::vector<FlopsPlan> flops_of(const ModelPlan& plan, const ModelOptions& o, st
   const std::int64_t full = layers_of(o, false);
   if (full == 0) return all;
   if (o.mla.indexer) all.push_back(index_scores(*o.mla.indexer, full, tokens));
-  all.push_back(o.mla.indexer && !dense_warmup ? sparse_core(o.mla, full, tokens) : dense_core(o.mla, full, tokens));
+  all.push_back(o.mla.indexer && !dense_warmup ? sparse_core(o.mla, full, tokens)
+                                               : dense_core(o.mla, full, tokens));
   return all;
 }
 
 std::int64_t sum(const std::vector<FlopsPlan>& parts) {
   std::int64_t total = 0;
-  for (const FlopsPlan& part : parts) total = add(total, part.flops);
+  for (const FlopsPlan& part : parts)
+    total = add(total, part.flops);
   return total;
 }
 
 FlopsPlan mtp_flops(const ModelPlan& plan, const ModelOptions& o, std::int64_t tokens) {
   const std::int64_t head = times(o.vocabulary, o.hidden);
-  return {"MTP", "2 x (its active parameters + the shared head) + one dense attention core",
+  return {"MTP",
+          "2 x (its active parameters + the shared head) + one dense attention core",
           add(times(2, add(plan.mtp.active, head)), dense_core(o.mla, 1, tokens).flops)};
 }
 
 // --- bytes
 class Bytes {
  public:
-  Bytes(const config::OptimizerConfig& optimizer, const ParameterStore& params) : optimizer_(optimizer), params_(params) {}
+  Bytes(const config::OptimizerConfig& optimizer, const ParameterStore& params)
+      : optimizer_(optimizer), params_(params) {}
 
   ByteClass of(const ParameterSpec& spec, bool is_trained) const {
     const Precision& p = params_.precision();
@@ -179,8 +208,11 @@ class Bytes {
       b.optimizer = add(b.optimizer, times(c.parameters, c.state));
       b.average = add(b.average, times(c.parameters, c.average));
     }
-    for (const BufferSpec& buffer : params_.buffers()) b.buffers = add(b.buffers, times(buffer.shape.numel(), size(buffer.dtype)));
-    for (const std::int64_t x : {b.weights, b.masters, b.gradients, b.optimizer, b.average, b.buffers}) b.total = add(b.total, x);
+    for (const BufferSpec& buffer : params_.buffers())
+      b.buffers = add(b.buffers, times(buffer.shape.numel(), size(buffer.dtype)));
+    for (const std::int64_t x :
+         {b.weights, b.masters, b.gradients, b.optimizer, b.average, b.buffers})
+      b.total = add(b.total, x);
   }
 
  private:
@@ -189,15 +221,24 @@ class Bytes {
 };
 
 // --- activations
-// Whether every activation of a micro-batch surely has fewer than 2^53 elements, so that nothing in Model::plan() can overflow.
+// Whether every activation of a micro-batch surely has fewer than 2^53 elements, so that nothing in
+// Model::plan() can overflow.
 bool fits(const ModelOptions& o, std::int64_t tokens) {
   const auto f = [](std::int64_t x) { return static_cast<double>(x); };
   double width = std::max(f(2 * o.hidden), f(2 * o.dense.inner));
-  width = std::max(width, f(o.kda.heads) * f(o.kda.head_dim) * f(std::max(o.kda.head_dim, o.kda.chunk_size)));
+  width = std::max(
+      width, f(o.kda.heads) * f(o.kda.head_dim) * f(std::max(o.kda.head_dim, o.kda.chunk_size)));
   width = std::max(width, f(o.mla.heads) * f(o.mla.qk_nope_dim + o.mla.qk_rope_dim + o.mla.v_dim));
-  width = std::max(width, f(o.moe.top_k) * std::max({f(2 * o.moe.inner), f(o.moe.latent), f(o.moe.hidden)}));
-  width = std::max({width, f(o.moe.experts), f(2 * o.moe.shared_inner), f(o.mla.q_lora_rank), f(o.mla.kv_lora_rank)});
-  if (o.mla.indexer) width = std::max({width, f(o.mla.indexer->heads) * f(o.mla.indexer->head_dim), f(o.mla.indexer->top_k)});
+  width = std::max(
+      width, f(o.moe.top_k) * std::max({f(2 * o.moe.inner), f(o.moe.latent), f(o.moe.hidden)}));
+  width = std::max({width,
+                    f(o.moe.experts),
+                    f(2 * o.moe.shared_inner),
+                    f(o.mla.q_lora_rank),
+                    f(o.mla.kv_lora_rank)});
+  if (o.mla.indexer)
+    width = std::max(
+        {width, f(o.mla.indexer->heads) * f(o.mla.indexer->head_dim), f(o.mla.indexer->top_k)});
   return width * f(tokens) < 0x1p53;
 }
 
@@ -241,8 +282,10 @@ ModelPlan make_plan(const config::Config& config) {
   Model model(params, options);
 
   Counter counter(options, plan);
-  for (const ParameterSpec& spec : params.params()) counter.count(spec);
-  for (const BufferSpec& spec : params.buffers()) counter.count(spec);
+  for (const ParameterSpec& spec : params.params())
+    counter.count(spec);
+  for (const BufferSpec& spec : params.buffers())
+    counter.count(spec);
   counter.finish();
 
   plan.flops = flops_of(plan, options, plan.sequence_length, false);

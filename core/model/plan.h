@@ -10,8 +10,8 @@
 
 namespace moesaic {
 
-/// Elements of tensors: all, and those that one token meets (of a family of experts the chosen ones; the lookup in the
-/// input embedding is not counted, SPEC 11).
+/// Elements of tensors: all, and those that one token meets (of a family of experts the chosen
+/// ones; the lookup in the input embedding is not counted, SPEC 11).
 struct ParameterCount {
   std::int64_t all = 0;
   std::int64_t active = 0;
@@ -28,7 +28,8 @@ struct PartPlan {
   ParameterCount parameters;
 };
 
-/// Operations (2 per multiply-add) of a part for one token in forward, and the formula behind the number.
+/// Operations (2 per multiply-add) of a part for one token in forward, and the formula behind the
+/// number.
 struct FlopsPlan {
   std::string part;
   std::string formula;
@@ -51,20 +52,22 @@ struct BytesPlan {
   std::int64_t total = 0;
 };
 
-/// A stretch of the run with its own context length or set of trained parameters (MTP included in all its numbers).
+/// A stretch of the run with its own context length or set of trained parameters (MTP included in
+/// all its numbers).
 struct PhasePlan {
   std::int64_t begin = 0, end = 0;  ///< steps [begin, end)
   std::int64_t sequence_length = 0;
-  bool dense_warmup = false;        ///< the indexer learns beside dense attention
+  bool dense_warmup = false;  ///< the indexer learns beside dense attention
   std::int64_t trained = 0, frozen = 0;
-  std::int64_t gradient_bytes = 0;  ///< of trained parameters: what a step reduces over data-parallel ranks
+  std::int64_t gradient_bytes =
+      0;  ///< of trained parameters: what a step reduces over data-parallel ranks
   std::int64_t optimizer_bytes = 0;
-  std::int64_t forward_flops = 0;   ///< per token, without MTP
+  std::int64_t forward_flops = 0;  ///< per token, without MTP
   std::optional<std::int64_t> activation_bytes;
 };
 
-/// What a configuration costs, counted from the declarations that training uses; no memory of the model's size is
-/// touched. MTP is listed apart and in no total of the model.
+/// What a configuration costs, counted from the declarations that training uses; no memory of the
+/// model's size is touched. MTP is listed apart and in no total of the model.
 struct ModelPlan {
   Precision precision;
   std::vector<LayerPlan> layers;  ///< from 0, as in tensor names
@@ -72,9 +75,9 @@ struct ModelPlan {
   ParameterCount model;
   ParameterCount mtp;
   std::int64_t sequence_length = 0;
-  std::vector<FlopsPlan> flops;   ///< at sequence_length
+  std::vector<FlopsPlan> flops;  ///< at sequence_length
   std::int64_t forward_flops = 0;
-  std::int64_t training_flops = 0;            ///< 3 x forward
+  std::int64_t training_flops = 0;  ///< 3 x forward
   std::optional<FlopsPlan> mtp_flops;
   std::vector<ByteClass> byte_classes;
   BytesPlan bytes;
@@ -86,8 +89,8 @@ struct ModelPlan {
   std::vector<config::Finding> findings;
 };
 
-/// Plans a configuration that passed its checks. run.device `auto` counts as a GPU. Throws UsageError when a count does
-/// not fit 64 bits or activations.recompute names what must be saved.
+/// Plans a configuration that passed its checks. run.device `auto` counts as a GPU. Throws
+/// UsageError when a count does not fit 64 bits or activations.recompute names what must be saved.
 ModelPlan make_plan(const config::Config& config);
 
 }  // namespace moesaic

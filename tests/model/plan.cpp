@@ -48,14 +48,17 @@ TEST_CASE("plan: parameter totals of the published models") {
   CHECK(plan.model.all == row.total);
   CHECK(plan.model.active == row.active);
   std::int64_t by_part = 0, by_layer = 0;
-  for (const PartPlan& part : plan.parts) by_part += part.parameters.all;
-  for (const LayerPlan& layer : plan.layers) by_layer += layer.parameters.all;
+  for (const PartPlan& part : plan.parts)
+    by_part += part.parameters.all;
+  for (const LayerPlan& layer : plan.layers)
+    by_layer += layer.parameters.all;
   CHECK(by_part == row.total);
   CHECK(by_layer < row.total);
 }
 
 TEST_CASE("plan: every shipped configuration answers in under a second and finds no problem") {
-  const std::string name = GENERATE("quickstart", "kimi_linear_48b", "kimi_k3", "deepseek_v32", "hybrid_sparse_2p8t");
+  const std::string name =
+      GENERATE("quickstart", "kimi_linear_48b", "kimi_k3", "deepseek_v32", "hybrid_sparse_2p8t");
   CAPTURE(name);
   const config::Config config = shipped(name);
   const auto begin = std::chrono::steady_clock::now();
@@ -73,7 +76,9 @@ TEST_CASE("plan: layers of Kimi-K3") {
   CHECK(plan.layers[0].mixer == "dense MLP");
   CHECK(plan.layers[3].attention == "MLA");
   CHECK(plan.layers[3].mixer == "MoE");
-  CHECK(std::count_if(plan.layers.begin(), plan.layers.end(), [](const LayerPlan& l) { return l.attention == "KDA"; }) == 69);
+  CHECK(std::count_if(plan.layers.begin(), plan.layers.end(), [](const LayerPlan& l) {
+          return l.attention == "KDA";
+        }) == 69);
   // 92 MoE layers x 896 experts x 3 x 3584 x 3072, of which 16 of 896 are active.
   CHECK(part_count(plan, Part::routed_expert).all == std::int64_t{92} * 896 * 3 * 3584 * 3072);
   CHECK(part_count(plan, Part::routed_expert).active == std::int64_t{92} * 16 * 3 * 3584 * 3072);
@@ -83,7 +88,8 @@ TEST_CASE("plan: layers of Kimi-K3") {
 
 TEST_CASE("plan: the MTP module is listed apart") {
   const ModelPlan with = make_plan(shipped("deepseek_v32"));
-  const ModelPlan without = make_plan(shipped("deepseek_v32", {"model.mtp.num_nextn_predict_layers=0"}));
+  const ModelPlan without =
+      make_plan(shipped("deepseek_v32", {"model.mtp.num_nextn_predict_layers=0"}));
   CHECK(with.mtp.all > 10'000'000'000);
   CHECK(without.mtp.all == 0);
   CHECK(with.model.all == without.model.all);
@@ -94,7 +100,8 @@ TEST_CASE("plan: the MTP module is listed apart") {
 
 TEST_CASE("plan: operations per token as in the tables of the specification") {
   const auto giga = [](const char* name, const char* length) {
-    const ModelPlan plan = make_plan(shipped(name, {std::string("data.sequence_length=") + length}));
+    const ModelPlan plan =
+        make_plan(shipped(name, {std::string("data.sequence_length=") + length}));
     CHECK(plan.training_flops == 3 * plan.forward_flops);
     return static_cast<double>(plan.forward_flops) / 1e9;
   };
@@ -111,13 +118,14 @@ TEST_CASE("plan: operations per token as in the tables of the specification") {
 }
 
 TEST_CASE("plan: bytes per parameter by precision and optimizer") {
-  const auto bytes = [](const std::vector<std::string>& overrides, const std::string& optimizer, DType stored_as) {
-    const ModelPlan plan = make_plan(shipped("quickstart", overrides));
-    for (const ByteClass& c : plan.byte_classes) {
-      if (c.optimizer == optimizer && c.stored_as == stored_as) return c.per_parameter();
-    }
-    return std::int64_t{-1};
-  };
+  const auto bytes =
+      [](const std::vector<std::string>& overrides, const std::string& optimizer, DType stored_as) {
+        const ModelPlan plan = make_plan(shipped("quickstart", overrides));
+        for (const ByteClass& c : plan.byte_classes) {
+          if (c.optimizer == optimizer && c.stored_as == stored_as) return c.per_parameter();
+        }
+        return std::int64_t{-1};
+      };
   CHECK(bytes({"run.precision=bf16"}, "Muon", DType::bf16) == 14);
   CHECK(bytes({"run.precision=bf16", "optimizer.name=adamw"}, "AdamW", DType::bf16) == 18);
   CHECK(bytes({"run.precision=bf16"}, "AdamW", DType::f32) == 16);
@@ -127,10 +135,13 @@ TEST_CASE("plan: bytes per parameter by precision and optimizer") {
 }
 
 TEST_CASE("plan: frozen parameters have no gradient and no optimizer state") {
-  const ModelPlan plan = make_plan(
-      shipped("quickstart", {"train.phases=[{until: 200, sparse_stage: warmup}, {until: 600, sequence_length: 512, freeze: [\"*embed_tokens*\"]}]"}));
+  const ModelPlan plan =
+      make_plan(shipped("quickstart",
+                        {"train.phases=[{until: 200, sparse_stage: warmup}, {until: 600, "
+                         "sequence_length: 512, freeze: [\"*embed_tokens*\"]}]"}));
   REQUIRE(plan.phases.size() == 2);
-  const std::int64_t indexer = part_count(plan, Part::indexer).all, embedding = part_count(plan, Part::embedding).all;
+  const std::int64_t indexer = part_count(plan, Part::indexer).all,
+                     embedding = part_count(plan, Part::embedding).all;
   CHECK(plan.phases[0].trained == indexer);
   CHECK(plan.phases[0].gradient_bytes == 4 * indexer);
   CHECK(plan.phases[0].dense_warmup);
@@ -138,30 +149,39 @@ TEST_CASE("plan: frozen parameters have no gradient and no optimizer state") {
   CHECK(plan.phases[1].frozen == embedding);
   CHECK(plan.phases[1].activation_bytes.value() > plan.phases[0].activation_bytes.value());
   // The embedding is trained in no phase, so nothing but its weight is ever held.
-  const auto frozen = std::find_if(plan.byte_classes.begin(), plan.byte_classes.end(), [](const ByteClass& c) { return c.optimizer == "frozen"; });
+  const auto frozen = std::find_if(plan.byte_classes.begin(),
+                                   plan.byte_classes.end(),
+                                   [](const ByteClass& c) { return c.optimizer == "frozen"; });
   REQUIRE(frozen != plan.byte_classes.end());
   CHECK(frozen->parameters == embedding);
   CHECK(frozen->per_parameter() == 4);
   std::int64_t trainable = 0;
-  for (const ByteClass& c : plan.byte_classes) trainable += c.optimizer == "frozen" ? 0 : c.parameters;
+  for (const ByteClass& c : plan.byte_classes)
+    trainable += c.optimizer == "frozen" ? 0 : c.parameters;
   CHECK(plan.bytes.gradients == 4 * trainable);
 }
 
 TEST_CASE("plan: phases that cannot work are findings") {
   const auto finding = [](const std::string& phase) {
-    const ModelPlan plan = make_plan(shipped("quickstart", {"train.phases=[{until: 600, " + phase + "}]"}));
-    return plan.findings.empty() ? std::string() : plan.findings.front().keys.front() + ": " + plan.findings.front().message;
+    const ModelPlan plan =
+        make_plan(shipped("quickstart", {"train.phases=[{until: 600, " + phase + "}]"}));
+    return plan.findings.empty()
+               ? std::string()
+               : plan.findings.front().keys.front() + ": " + plan.findings.front().message;
   };
   CHECK(finding("freeze: [\"*o_proj*\"]").empty());
-  CHECK(finding("freeze: [\"*o_prj*\"]").find("train.phases[0].freeze: the pattern '*o_prj*' matches no parameter") == 0);
+  CHECK(finding("freeze: [\"*o_prj*\"]")
+            .find("train.phases[0].freeze: the pattern '*o_prj*' matches no parameter") == 0);
   CHECK(finding("freeze: [\"*\"]").find("nothing is left to train") != std::string::npos);
   CHECK(finding("freeze: [\"*gate_proj.weight\"]").find("lie in one matrix") != std::string::npos);
-  CHECK(finding("lr_scale: [{pattern: none, scale: 2}]").find("train.phases[0].lr_scale[0].pattern") == 0);
+  CHECK(finding("lr_scale: [{pattern: none, scale: 2}]")
+            .find("train.phases[0].lr_scale[0].pattern") == 0);
 }
 
 TEST_CASE("plan: recomputing keeps fewer bytes, and what is chosen must be saved") {
   const auto kept = [](const char* words) {
-    return make_plan(shipped("quickstart", {std::string("activations.recompute=") + words})).activation_bytes.value();
+    return make_plan(shipped("quickstart", {std::string("activations.recompute=") + words}))
+        .activation_bytes.value();
   };
   CHECK(kept("full") < kept("[\"moe.*_up\"]"));
   CHECK(kept("[\"moe.*_up\"]") < kept("none"));
@@ -169,13 +189,17 @@ TEST_CASE("plan: recomputing keeps fewer bytes, and what is chosen must be saved
 }
 
 TEST_CASE("plan: sizes beyond 64 bits are refused, not wrapped") {
-  CHECK_THROWS_AS(make_plan(shipped("quickstart", {"model.num_experts=1048576", "model.moe_intermediate_size=1048576",
-                                                   "model.routed_expert_hidden_size=1048576"})),
+  CHECK_THROWS_AS(make_plan(shipped("quickstart",
+                                    {"model.num_experts=1048576",
+                                     "model.moe_intermediate_size=1048576",
+                                     "model.routed_expert_hidden_size=1048576"})),
                   UsageError);
 }
 
 TEST_CASE("model options: choices that depend on several keys") {
-  const auto options = [](const char* name, const std::vector<std::string>& overrides = {}, std::int64_t tokens = 1000) {
+  const auto options = [](const char* name,
+                          const std::vector<std::string>& overrides = {},
+                          std::int64_t tokens = 1000) {
     const config::Config c = shipped(name, overrides);
     return model_options(c.model, c.train, tokens);
   };
