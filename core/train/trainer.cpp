@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/ops/balance.h"
+#include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
 
 namespace moesaic {
@@ -44,7 +44,8 @@ void Trainer::allocate() {
   const int threads = static_cast<int>(config.run.threads);
   for (const Phase& phase : phases_) {
     const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
-    const StepMemory m = measure_step(*parts_.model, *parts_.params, parts_.optimizer, parts_.device, threads, tokens, parts_.recompute, mtp);
+    const StepMemory m = measure_step(*parts_.model, *parts_.params, parts_.optimizer, parts_.device, threads,
+                                      {.tokens = tokens, .step_tokens = phase.sequence_length * config.train.global_batch_size, .mtp = mtp}, parts_.recompute);
     memory_.scratch = std::max(memory_.scratch, m.scratch);
     memory_.transient = std::max(memory_.transient, m.transient);
     memory_.slot = std::max(memory_.slot, m.slot);
@@ -165,38 +166,6 @@ void Trainer::reduce_over_ranks() {
   }
 }
 
-void Trainer::gather_margins(MoeLayer& moe) {
-  if (parts_.world != nullptr && ranks() > 1) parts_.world->all_gather(moe.all_margins(), moe.margins(), backend_->stream());
-}
-
-// The router's bias and load statistics move on from the counts of the whole step (SPEC section 5).
-void Trainer::update_balance() {
-  Backend& backend = backend_->backend();
-  const ConstTensorView scalars = parts_.optimizer->scalars();
-  const ConstTensorView skip = step_scalar(scalars, StepScalar::skip);
-  for (const auto& named : parts_.model->moe_layers()) {
-    MoeLayer& moe = *named.moe;
-    const TensorView bias = parts_.params->buffer(moe.bias());
-    const ConstTensorView counts = parts_.params->buffer(moe.counts());
-    switch (moe.options().bias_rule) {
-      case BiasRule::none: break;
-      case BiasRule::sign: run(backend, BalanceBiasSign{.bias = bias, .counts = counts, .skip = skip, .gamma = moe.options().sign_gamma}); break;
-      case BiasRule::quantile:
-        run(backend, BalanceBiasFromHistogram{.bias = bias,
-                                              .histogram = parts_.params->buffer(moe.histogram()),
-                                              .tokens = step_scalar(scalars, StepScalar::tokens),
-                                              .skip = skip,
-                                              .top_k = moe.options().top_k});
-        break;
-      case BiasRule::quantile_exact:
-        gather_margins(moe);
-        run(backend, BalanceBiasExact{.bias = bias, .margins = moe.all_margins(), .skip = skip, .top_k = moe.options().top_k});
-        break;
-    }
-    if (moe.frequency().valid()) run(backend, BalanceFrequency{.frequency = parts_.params->buffer(moe.frequency()), .counts = counts, .skip = skip});
-  }
-}
-
 RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
   return {backend_->backend(), *parts_.params, *transient_, at_once_, buffers.sequence(), parts_.optimizer->scalars(), losses_, training};
 }
@@ -221,7 +190,7 @@ StepStats Trainer::step() {
   parts_.optimizer->clip(backend_->backend(), losses_);
   parts_.optimizer->update(backend_->backend());
   parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
-  update_balance();
+  update_balance(backend_->backend(), *parts_.params, *parts_.model, parts_.optimizer->scalars(), parts_.world);
 
   StepStats stats;
   read_results(stats, scalars);

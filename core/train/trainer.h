@@ -87,8 +87,6 @@ class Trainer {
   StepScalars count_batches(const Phase& phase);
   void reset_step_buffers();
   void reduce_over_ranks();
-  void update_balance();
-  void gather_margins(MoeLayer& moe);
   RunContext context(const SequenceBuffers& buffers, bool training);
   void read_results(StepStats& stats, const StepScalars& scalars);
   std::vector<ExpertLoad> read_expert_loads();
