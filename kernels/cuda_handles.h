@@ -3,6 +3,7 @@
 #include "core/base/tensor.h"
 
 namespace moesaic::cuda {
+/// cublasLt and its choices of algorithms for one stream (kernels/cuda/blas_lt.h).
 void* create_blas_lt(Device device);
 void destroy_blas_lt(void* handle) noexcept;
 int multiprocessors(Device device);

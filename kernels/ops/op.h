@@ -19,7 +19,7 @@ struct CpuContext {
 struct CudaContext {
   Stream& stream;
   Arena& scratch;
-  void* blas_lt = nullptr;  ///< cublasLtHandle_t
+  void* blas_lt = nullptr;  ///< from create_blas_lt() (kernels/cuda_handles.h)
   int num_sms = 0;
 };
 using Backend = std::variant<CpuContext, CudaContext>;

@@ -1,0 +1,121 @@
+#pragma once
+// Every op of moesaic. A new op is one line in AllOps (and the include of its header, when that is new); a test compares
+// the list with the headers of this folder.
+#include <string>
+#include <vector>
+
+#include "kernels/ops/adamw.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/attn_res.h"
+#include "kernels/ops/balance.h"
+#include "kernels/ops/clip.h"
+#include "kernels/ops/concat.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/gated_norm.h"
+#include "kernels/ops/gemm.h"
+#include "kernels/ops/glu.h"
+#include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/indexer.h"
+#include "kernels/ops/kda_chunk.h"
+#include "kernels/ops/kda_prepare.h"
+#include "kernels/ops/layer_norm.h"
+#include "kernels/ops/muon.h"
+#include "kernels/ops/op.h"
+#include "kernels/ops/permute.h"
+#include "kernels/ops/qk_clip.h"
+#include "kernels/ops/quant.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/router.h"
+#include "kernels/ops/short_conv.h"
+#include "kernels/ops/topk.h"
+#include "kernels/ops/vocab_loss.h"
+
+namespace moesaic {
+
+template <class... Ops>
+struct OpList {};
+
+// The empty comments keep one op on a line.
+using AllOps = OpList<            //
+    Accumulate,                   //
+    AccumulateCounts,             //
+    AdamW,                        //
+    Add,                          //
+    AttentionBackward,            //
+    AttentionForward,             //
+    AttnResBackward,              //
+    AttnResForward,               //
+    BalanceBiasExact,             //
+    BalanceBiasFromHistogram,     //
+    BalanceBiasSign,              //
+    BalanceFrequency,             //
+    BalanceHistogram,             //
+    BalanceMargins,               //
+    Cast,                         //
+    ClipFactor,                   //
+    CombineRows,                  //
+    ConcatColumns,                //
+    CrossEntropy,                 //
+    DequantizeFp8Block,           //
+    DequantizeMx,                 //
+    DispatchPlan,                 //
+    EmbeddingBackward,            //
+    EmbeddingForward,             //
+    ExpertCapacity,               //
+    Fill,                         //
+    GatedRmsNormBackward,         //
+    GatedRmsNormForward,          //
+    GatherRows,                   //
+    Gemm,                         //
+    GluBackward,                  //
+    GluForward,                   //
+    GroupedLinearBackwardInput,   //
+    GroupedLinearBackwardWeight,  //
+    GroupedLinearForward,         //
+    IndexerLoss,                  //
+    IndexerSelect,                //
+    KdaChunkBackward,             //
+    KdaChunkForward,              //
+    KdaPrepareBackward,           //
+    KdaPrepareForward,            //
+    KdaStep,                      //
+    L2NormBackward,               //
+    L2NormForward,                //
+    LayerNormBackward,            //
+    LayerNormForward,             //
+    MovingAverage,                //
+    MuonUpdate,                   //
+    NewtonSchulz,                 //
+    QkClip,                       //
+    QuantizeFp8Block,             //
+    QuantizeMx,                   //
+    RmsNormBackward,              //
+    RmsNormForward,               //
+    Rope,                         //
+    RouterBackward,               //
+    RouterForward,                //
+    RouterLossForward,            //
+    RowWeightBackward,            //
+    RowWeightForward,             //
+    Scale,                        //
+    ShortConvBackward,            //
+    ShortConvForward,             //
+    ShortConvTail,                //
+    SigmoidGateBackward,          //
+    SigmoidGateForward,           //
+    SplitColumns,                 //
+    SumOfSquares,                 //
+    TopK,                         //
+    VocabDivergence               //
+    >;
+
+/// kName of every op, in the order of the list.
+std::vector<std::string> op_names();
+
+/// kName of every op without a CUDA kernel (no launch(CudaContext&, …) in its header). `device: cuda` is refused with
+/// this list at start while it is not empty.
+std::vector<std::string> missing_cuda_ops();
+
+}  // namespace moesaic

@@ -1,0 +1,155 @@
+#include <cstring>
+#include <string>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "memory/cuda/check.h"
+#include "memory/device_hooks.h"
+
+namespace moesaic::cuda {
+namespace {
+
+std::string describe(cudaError_t status, const char* call) {
+  int device = -1;
+  if (cudaGetDevice(&device) != cudaSuccess) device = -1;
+  return fmt::format("{} failed on cuda:{} with {} ({}): {}",
+                     call,
+                     device,
+                     cudaGetErrorName(status),
+                     static_cast<int>(status),
+                     cudaGetErrorString(status));
+}
+
+cudaStream_t as_stream(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+cudaEvent_t as_event(void* event) {
+  return static_cast<cudaEvent_t>(event);
+}
+
+}  // namespace
+
+void check_call(int status, const char* call) {
+  const auto error = static_cast<cudaError_t>(status);
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // takes an error that is not sticky off the thread; the next check must not
+                       // find it again
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      throw ResourceError(describe(error, call));
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInvalidDevice:
+      throw UsageError(describe(error, call) +
+                       "; use run.device=cpu, or a machine with a CUDA device and driver");
+    default:
+      throw InternalError(describe(error, call));
+  }
+}
+
+void log_failed_call(int status, const char* call) noexcept {
+  const auto error = static_cast<cudaError_t>(status);
+  // The runtime may be gone already when objects of static storage die; there is nothing left to
+  // release then.
+  if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
+  try {
+    spdlog::error("{}", describe(error, call));
+  } catch (...) {  // logging is the last resort here
+  }
+}
+
+void use_device(Device device) {
+  MOESAIC_CHECK(device.kind == Device::Kind::cuda, to_string(device) + " is not a CUDA device");
+  MOESAIC_CUDA_CALL(cudaSetDevice(device.ordinal));
+}
+
+int device_count() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+// Out of memory is a null pointer: Buffer knows the tag and what else is allocated, and makes the
+// message.
+void* allocate(std::size_t bytes, Device device, MemoryKind kind) {
+  void* data = nullptr;
+  if (kind == MemoryKind::pinned_host) {
+    const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    MOESAIC_CUDA_CALL(status);
+    std::memset(data, 0, bytes);
+    return data;
+  }
+  MOESAIC_CHECK(kind == MemoryKind::device, "pageable memory does not belong to a CUDA device");
+  use_device(device);
+  const cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  MOESAIC_CUDA_CALL(status);
+  return data;
+}
+
+void release(void* data, MemoryKind kind) noexcept {
+  if (kind == MemoryKind::pinned_host) {
+    MOESAIC_CUDA_TEARDOWN(cudaFreeHost(data));
+  } else {
+    MOESAIC_CUDA_TEARDOWN(cudaFree(data));
+  }
+}
+
+void* create_stream(Device device) {
+  use_device(device);
+  cudaStream_t stream = nullptr;
+  MOESAIC_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return stream;
+}
+void destroy_stream(void* stream) noexcept {
+  MOESAIC_CUDA_TEARDOWN(cudaStreamDestroy(as_stream(stream)));
+}
+void synchronize_stream(void* stream) {
+  MOESAIC_CUDA_CALL(cudaStreamSynchronize(as_stream(stream)));
+}
+
+void* create_event(Device device) {
+  use_device(device);
+  cudaEvent_t event = nullptr;
+  MOESAIC_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+void destroy_event(void* event) noexcept {
+  MOESAIC_CUDA_TEARDOWN(cudaEventDestroy(as_event(event)));
+}
+void record_event(void* event, void* stream) {
+  MOESAIC_CUDA_CALL(cudaEventRecord(as_event(event), as_stream(stream)));
+}
+void wait_event(void* stream, void* event) {
+  MOESAIC_CUDA_CALL(cudaStreamWaitEvent(as_stream(stream), as_event(event), cudaEventWaitDefault));
+}
+bool event_reached(void* event) {
+  const cudaError_t status = cudaEventQuery(as_event(event));
+  if (status == cudaErrorNotReady) return false;
+  MOESAIC_CUDA_CALL(status);
+  return true;
+}
+void synchronize_event(void* event) {
+  MOESAIC_CUDA_CALL(cudaEventSynchronize(as_event(event)));
+}
+
+void copy_async(void* to, const void* from, std::size_t bytes, void* stream) {
+  MOESAIC_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)));
+}
+void zero_async(void* data, std::size_t bytes, void* stream) {
+  MOESAIC_CUDA_CALL(cudaMemsetAsync(data, 0, bytes, as_stream(stream)));
+}
+
+}  // namespace moesaic::cuda
