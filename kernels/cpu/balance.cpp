@@ -38,8 +38,8 @@ void count(ThreadPool& pool, const BalanceHistogram& op) {
   const A* cutoff = op.cutoff.as<A>();
   auto* histogram = op.histogram.as<std::int32_t>();
   const Bins<A> b(op.bias.as<A>(), experts, bins);
-  const A last = static_cast<A>(bins - 1);
-  pool.parallel_for(experts, kExpertGrain, [&](std::int64_t begin, std::int64_t end) {
+  const A low = b.low, per_width = b.per_width, last = static_cast<A>(bins - 1);
+  pool.parallel_for(experts, kExpertGrain, [=](std::int64_t begin, std::int64_t end) {
     std::int32_t bin[kExpertGrain];
     const std::int64_t n = end - begin;
     for (std::int64_t t = 0; t < tokens; ++t) {
@@ -47,7 +47,7 @@ void count(ThreadPool& pool, const BalanceHistogram& op) {
       const A alpha = cutoff[t];
 #pragma omp simd
       for (std::int64_t i = 0; i < n; ++i) {
-        const A m = std::floor((alpha - s[i] - b.low) * b.per_width);
+        const A m = std::floor((alpha - s[i] - low) * per_width);
         bin[i] = static_cast<std::int32_t>(m > A(0) ? (m < last ? m : last) : A(0));  // NaN goes to bin 0
       }
       for (std::int64_t i = 0; i < n; ++i) ++histogram[(begin + i) * bins + bin[i]];

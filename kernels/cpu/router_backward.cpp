@@ -120,15 +120,17 @@ struct Softmax {
 #pragma omp simd reduction(max : top)
     for (std::int64_t e = 0; e < n; ++e) top = l[e] > top ? l[e] : top;
     A sum = 0, dot = 0;
+    const A* weight = pull == nullptr ? l : pull;  // without pull the dot product is not used
+#pragma omp simd reduction(+ : sum, dot)
     for (std::int64_t e = 0; e < n; ++e) {
       const A v = cpu::exp(l[e] - top);
       sum += v;
-      if (pull != nullptr) dot += v * pull[e];
+      dot += v * weight[e];
     }
     largest = top;
     inverse_sum = A(1) / sum;
     log_sum = top + std::log(sum);
-    pulled = dot * inverse_sum;
+    pulled = pull == nullptr ? A(0) : dot * inverse_sum;
   }
   A at(A l) const { return cpu::exp(l - largest) * inverse_sum; }
 };
@@ -230,11 +232,16 @@ struct Backward {
     const A inverse = A(1) / p.sum;
     const A slope = A(2) * terms.z_weight * q.log_sum - q.pulled;
     const bool sigmoid = op.score == RouterScore::sigmoid;
+    // A vector that is not there is replaced by any other and multiplied by zero, so that the loop has no branch.
+    const A* balance = pull == nullptr ? s : pull;
+    const A* switched = terms.switch_pull == nullptr ? s : terms.switch_pull;
+    const A balance_scale = pull == nullptr ? A(0) : inverse;
+    const A switch_scale = terms.switch_pull == nullptr ? A(0) : A(1);
+#pragma omp simd
     for (std::int64_t e = 0; e < experts; ++e) {
-      const A ds = pull == nullptr ? A(0) : (pull[e] - p.pulled) * inverse;
+      const A ds = (balance[e] - p.pulled) * balance_scale;
       const A own = s[e] * (sigmoid ? ds * (A(1) - s[e]) : ds - shift);
-      const A h = terms.switch_pull == nullptr ? A(0) : terms.switch_pull[e];
-      out[e] = own + q.at(l[e]) * (h + slope);
+      out[e] = own + q.at(l[e]) * (switch_scale * switched[e] + slope);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/ops/adamw.h"
+#include "kernels/ops/attention.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/clip.h"
@@ -14,10 +15,12 @@
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/indexer.h"
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/permute.h"
+#include "kernels/ops/qk_clip.h"
 #include "kernels/ops/quant.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
@@ -35,6 +38,8 @@ using AllOps = OpList<  // one op per line
     AccumulateCounts,             //
     AdamW,                        //
     Add,                          //
+    AttentionBackward,            //
+    AttentionForward,             //
     AttnResBackward,              //
     AttnResForward,               //
     BalanceBiasExact,             //
@@ -63,6 +68,8 @@ using AllOps = OpList<  // one op per line
     GroupedLinearBackwardInput,   //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //
+    IndexerLoss,                  //
+    IndexerSelect,                //
     L2NormBackward,               //
     L2NormForward,                //
     LayerNormBackward,            //
@@ -70,6 +77,7 @@ using AllOps = OpList<  // one op per line
     MovingAverage,                //
     MuonUpdate,                   //
     NewtonSchulz,                 //
+    QkClip,                       //
     QuantizeFp8Block,             //
     QuantizeMx,                   //
     RmsNormBackward,              //
