@@ -1,1 +1,85 @@
-int main() { return 0; }
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/verb.h"
+#include "core/base/error.h"
+#include "core/config/nearest.h"
+#include "core/config/problem.h"
+
+namespace {
+
+using moesaic::ExitCode;
+
+constexpr moesaic::apps::AddVerb kVerbs[] = {
+    moesaic::apps::add_schema,
+    moesaic::apps::add_explain,
+};
+
+int code(ExitCode exit_code) { return static_cast<int>(exit_code); }
+
+/// "Unknown command" with the nearest verb, if the first argument is a word that is none.
+std::string unknown_verb(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return "";
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
+    if (verb->get_name() == argv[1]) return "";
+    names.push_back(verb->get_name());
+  }
+  std::string text = std::string("unknown command '") + argv[1] + "'";
+  const std::string near = moesaic::config::nearest(argv[1], names);
+  if (!near.empty()) return text + "; did you mean '" + near + "'?";
+  text += "; commands:";
+  for (const std::string& name : names) text += " " + name;
+  return text;
+}
+
+int fail(ExitCode exit_code, const std::string& what) {
+  std::cerr << "moesaic: " << what << std::endl;
+  return code(exit_code);
+}
+
+/// Reads the command line and runs the verb; every error that a verb throws leaves through here.
+int run(int argc, char** argv) {
+  CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models", "moesaic");
+  app.set_version_flag("--version", "moesaic " MOESAIC_VERSION " (CUDA backend: " MOESAIC_CUDA_BACKEND ")");
+  app.footer("'moesaic COMMAND --help' shows the arguments and an example of a command.\n");
+  moesaic::apps::Action action;
+  for (const moesaic::apps::AddVerb add : kVerbs) add(app, action);
+  if (const std::string unknown = unknown_verb(app, argc, argv); !unknown.empty()) return fail(ExitCode::usage, unknown);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail(ExitCode::usage, std::string(error.what()) + "\n'--help' shows what is accepted");
+  }
+  if (!action) {
+    std::cerr << app.help();
+    return code(ExitCode::usage);
+  }
+  const int result = action();
+  if (!std::cout.flush()) throw moesaic::ResourceError("standard output could not be written (disk full, or closed by the reader)");
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const moesaic::config::ConfigError& error) {
+    // Lines of the form file:line:column, which editors and terminals turn into links; no prefix.
+    std::cerr << error.what() << std::endl;
+    return code(error.exit_code());
+  } catch (const moesaic::Error& error) {
+    return fail(error.exit_code(), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(ExitCode::resource, "out of host memory");
+  } catch (const std::exception& error) {
+    return fail(ExitCode::internal, std::string("internal error: ") + error.what());
+  }
+}

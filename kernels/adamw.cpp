@@ -3,7 +3,9 @@
 namespace moesaic {
 namespace {
 
-void check_next_to_master(const ConstTensorView& view, const ConstTensorView& master, const char* what) {
+void check_next_to_master(const ConstTensorView& view,
+                          const ConstTensorView& master,
+                          const char* what) {
   check_shape(view, master.shape(), what);
   const bool narrower = master.dtype() == DType::f32 && view.dtype() == DType::bf16;
   if (!narrower) check_dtype(view, master.dtype(), what);
@@ -12,7 +14,8 @@ void check_next_to_master(const ConstTensorView& view, const ConstTensorView& ma
 }  // namespace
 
 void AdamW::check() const {
-  MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32, "master weights are f64 or f32");
+  MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32,
+                "master weights are f64 or f32");
   check_shape(m, w.shape(), "m");
   check_dtype(m, w.dtype(), "m");
   check_shape(v, w.shape(), "v");

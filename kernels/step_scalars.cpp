@@ -7,7 +7,9 @@ namespace {
 
 template <class T>
 void write_as(T* out, const StepScalars& s) {
-  const auto set = [out](StepScalar slot, double value) { out[index_of(slot)] = static_cast<T>(value); };
+  const auto set = [out](StepScalar slot, double value) {
+    out[index_of(slot)] = static_cast<T>(value);
+  };
   set(StepScalar::learning_rate, s.learning_rate);
   set(StepScalar::weight_decay_scale, s.weight_decay_scale);
   set(StepScalar::bias_correction1, s.bias_correction1);
@@ -15,6 +17,9 @@ void write_as(T* out, const StepScalars& s) {
   set(StepScalar::clip_factor, s.clip_factor);
   set(StepScalar::skip, s.skip);
   set(StepScalar::loss_divisor, s.loss_divisor);
+  set(StepScalar::mtp_divisor, s.mtp_divisor);
+  set(StepScalar::tokens, s.tokens);
+  set(StepScalar::documents, s.documents);
   set(StepScalar::step, s.step);
 }
 
@@ -30,7 +35,9 @@ void StepScalars::write(TensorView host) const {
   }
 }
 
-double bias_correction(double beta, double t) { return beta == 0.0 ? 1.0 : -std::expm1(t * std::log(beta)); }
+double bias_correction(double beta, double t) {
+  return beta == 0.0 ? 1.0 : -std::expm1(t * std::log(beta));
+}
 
 void check_step_scalars(const ConstTensorView& scalars, DType dtype) {
   check_shape(scalars, {kNumStepScalars}, "step scalars");

@@ -18,8 +18,10 @@ void TopK::check() const {
   }
   MOESAIC_CHECK(scores.rank() == 2 && scores.dim(0) == indices.dim(0), "scores must be [rows, n]");
   MOESAIC_CHECK(scores.dim(1) <= kMaxEntries, "too many entries in a row");
-  MOESAIC_CHECK(scores.dtype() == DType::f64 || scores.dtype() == DType::f32, "scores are f64 or f32");
-  MOESAIC_CHECK(order == Order::ascending || indices.dim(1) <= kMaxSorted, "best_first is for k <= kMaxSorted");
+  MOESAIC_CHECK(scores.dtype() == DType::f64 || scores.dtype() == DType::f32,
+                "scores are f64 or f32");
+  MOESAIC_CHECK(order == Order::ascending || indices.dim(1) <= kMaxSorted,
+                "best_first is for k <= kMaxSorted");
   if (!valid_count.empty()) {
     check_shape(valid_count, per_row, "valid_count");
     check_dtype(valid_count, DType::i32, "valid_count");
@@ -27,8 +29,10 @@ void TopK::check() const {
 }
 
 OpCost TopK::cost() const {
-  const double read = given.empty() ? static_cast<double>(scores.bytes()) : static_cast<double>(given.bytes());
-  return {given.empty() ? static_cast<double>(scores.numel()) : 0.0, read + static_cast<double>(indices.bytes())};
+  const double read =
+      given.empty() ? static_cast<double>(scores.bytes()) : static_cast<double>(given.bytes());
+  return {given.empty() ? static_cast<double>(scores.numel()) : 0.0,
+          read + static_cast<double>(indices.bytes())};
 }
 
 }  // namespace moesaic

@@ -177,7 +177,7 @@ Device Stream::device() const noexcept { return impl_->device; }
 Stream::Mode Stream::mode() const noexcept { return impl_->mode; }
 void* Stream::native() const noexcept { return impl_->native; }
 
-void copy(TensorView to, ConstTensorView from, Stream& stream) {
+void copy_tensor(TensorView to, ConstTensorView from, Stream& stream) {
   check_shape(from, to.shape(), "copy source");
   check_dtype(from, to.dtype(), "copy source");
   if (stream.mode() == Stream::Mode::dry || to.bytes() == 0) return;
@@ -185,7 +185,7 @@ void copy(TensorView to, ConstTensorView from, Stream& stream) {
   stream.enqueue([to, from] { std::memmove(to.data(), from.data(), to.bytes()); });
 }
 
-void zero(TensorView view, Stream& stream) {
+void zero_tensor(TensorView view, Stream& stream) {
   if (stream.mode() == Stream::Mode::dry || view.bytes() == 0) return;
   if (stream.native() != nullptr) return cuda::zero_async(view.data(), view.bytes(), stream.native());
   stream.enqueue([view] { std::memset(view.data(), 0, view.bytes()); });

@@ -48,8 +48,8 @@ class Stream {
 
 /// Copies bytes between views of one shape and dtype, host or device, in stream order. Host memory given to a CUDA
 /// stream should be pinned, or the copy is synchronous.
-void copy(TensorView to, ConstTensorView from, Stream& stream);
+void copy_tensor(TensorView to, ConstTensorView from, Stream& stream);
 /// Sets all bytes to zero in stream order.
-void zero(TensorView view, Stream& stream);
+void zero_tensor(TensorView view, Stream& stream);
 
 }  // namespace moesaic

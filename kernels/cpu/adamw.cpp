@@ -17,7 +17,8 @@ void update(ThreadPool& pool, const AdamW& op) {
   const M clip = scalar(StepScalar::clip_factor);
   const M rate = scalar(StepScalar::learning_rate) * static_cast<M>(op.lr_scale);
   const M decay = scalar(StepScalar::weight_decay_scale) * static_cast<M>(op.weight_decay);
-  const M inv_c1 = M(1) / scalar(StepScalar::bias_correction1), inv_c2 = M(1) / scalar(StepScalar::bias_correction2);
+  const M inv_c1 = M(1) / scalar(StepScalar::bias_correction1),
+          inv_c2 = M(1) / scalar(StepScalar::bias_correction2);
   const auto beta1 = static_cast<M>(op.beta1), one_minus_beta1 = static_cast<M>(1 - op.beta1);
   const auto beta2 = static_cast<M>(op.beta2), one_minus_beta2 = static_cast<M>(1 - op.beta2);
   const auto eps = static_cast<M>(op.eps);
@@ -35,7 +36,8 @@ void update(ThreadPool& pool, const AdamW& op) {
       w[i] -= rate * (m[i] * inv_c1 / (std::sqrt(v[i] * inv_c2) + eps) + decay * w[i]);
     }
     if (copy == nullptr) return;
-    for (std::int64_t i = begin; i < end; ++i) copy[i] = C(w[i]);
+    for (std::int64_t i = begin; i < end; ++i)
+      copy[i] = C(w[i]);
   });
 }
 
@@ -44,8 +46,10 @@ void update(ThreadPool& pool, const AdamW& op) {
 void launch(CpuContext& context, const AdamW& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     if (op.w.dtype() == DType::f64) return update<double, double, double>(pool, op);
-    const bool bf16_grad = op.dw.dtype() == DType::bf16, bf16_copy = op.w_compute.dtype() == DType::bf16;
-    if (bf16_grad) return bf16_copy ? update<float, bf16, bf16>(pool, op) : update<float, bf16, float>(pool, op);
+    const bool bf16_grad = op.dw.dtype() == DType::bf16,
+               bf16_copy = op.w_compute.dtype() == DType::bf16;
+    if (bf16_grad)
+      return bf16_copy ? update<float, bf16, bf16>(pool, op) : update<float, bf16, float>(pool, op);
     return bf16_copy ? update<float, float, bf16>(pool, op) : update<float, float, float>(pool, op);
   });
 }

@@ -21,9 +21,9 @@ bool better(const Candidate<T>& a, const Candidate<T>& b) {
   return a.score > b.score || (a.score == b.score && a.index < b.index);
 }
 
-// Keeps the k best of a scanned row in a buffer of 2k candidates: when it is full, the worse half goes and the k-th
-// score becomes the bar. A later entry at the bar loses to all k by its index, so only what is above it enters. O(n) time
-// for one pass over the row, O(k) memory.
+// Keeps the k best of a scanned row in a buffer of 2k candidates: when it is full, the worse half
+// goes and the k-th score becomes the bar. A later entry at the bar loses to all k by its index, so
+// only what is above it enters. O(n) time for one pass over the row, O(k) memory.
 template <class T>
 class Selector {
  public:
@@ -74,10 +74,13 @@ void choose(ThreadPool& pool, const TopK& op) {
       if (op.order == TopK::Order::best_first) {
         std::sort(kept.begin(), kept.end(), better<T>);
       } else {
-        std::sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+        std::sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) {
+          return a.index < b.index;
+        });
       }
       std::int32_t* out = indices + t * k;
-      for (std::size_t j = 0; j < kept.size(); ++j) out[j] = kept[j].index;
+      for (std::size_t j = 0; j < kept.size(); ++j)
+        out[j] = kept[j].index;
       std::fill(out + kept.size(), out + k, -1);
       if (counts != nullptr) counts[t] = static_cast<std::int32_t>(kept.size());
     }
@@ -92,7 +95,8 @@ void replay(const TopK& op) {
   if (counts == nullptr) return;
   for (std::int64_t t = 0; t < rows; ++t) {
     const auto* row = given + t * k;
-    counts[t] = static_cast<std::int32_t>(std::count_if(row, row + k, [](std::int32_t i) { return i >= 0; }));
+    counts[t] = static_cast<std::int32_t>(
+        std::count_if(row, row + k, [](std::int32_t i) { return i >= 0; }));
   }
 }
 

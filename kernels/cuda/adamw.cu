@@ -1,7 +1,6 @@
-#include "kernels/ops/adamw.h"
-
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/ops/adamw.h"
 
 namespace moesaic {
 namespace {
@@ -21,7 +20,8 @@ struct Step {
 };
 
 template <class M>
-__device__ __forceinline__ void update(M& w, M& m, M& v, M dw, const Step<M>& s, const Constants<M>& c) {
+__device__ __forceinline__ void update(
+    M& w, M& m, M& v, M dw, const Step<M>& s, const Constants<M>& c) {
   const M g = s.clip * dw;
   m = c.beta1 * m + c.one_minus_beta1 * g;
   v = c.beta2 * v + c.one_minus_beta2 * g * g;
@@ -30,15 +30,23 @@ __device__ __forceinline__ void update(M& w, M& m, M& v, M dw, const Step<M>& s,
 
 // N elements per access; `n` is a multiple of N.
 template <class M, class G, class C, int N>
-__global__ void __launch_bounds__(kThreads)
-    update_kernel(M* __restrict__ w, M* __restrict__ m, M* __restrict__ v, C* __restrict__ copy, const G* __restrict__ dw,
-                  const M* __restrict__ scalars, std::int64_t n, Constants<M> c) {
+__global__ void __launch_bounds__(kThreads) update_kernel(M* __restrict__ w,
+                                                          M* __restrict__ m,
+                                                          M* __restrict__ v,
+                                                          C* __restrict__ copy,
+                                                          const G* __restrict__ dw,
+                                                          const M* __restrict__ scalars,
+                                                          std::int64_t n,
+                                                          Constants<M> c) {
   if (scalars[index_of(StepScalar::skip)] != M(0)) return;
-  const Step<M> s{scalars[index_of(StepScalar::clip_factor)], scalars[index_of(StepScalar::learning_rate)] * c.lr_scale,
+  const Step<M> s{scalars[index_of(StepScalar::clip_factor)],
+                  scalars[index_of(StepScalar::learning_rate)] * c.lr_scale,
                   scalars[index_of(StepScalar::weight_decay_scale)] * c.weight_decay,
-                  M(1) / scalars[index_of(StepScalar::bias_correction1)], M(1) / scalars[index_of(StepScalar::bias_correction2)]};
+                  M(1) / scalars[index_of(StepScalar::bias_correction1)],
+                  M(1) / scalars[index_of(StepScalar::bias_correction2)]};
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads * N;
-  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * N; i < n; i += stride) {
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * N; i < n;
+       i += stride) {
     auto wv = load<N>(w + i);
     auto mv = load<N>(m + i);
     auto vv = load<N>(v + i);
@@ -64,21 +72,35 @@ void enqueue(CudaContext& context, const AdamW& op) {
   auto* copy = reinterpret_cast<device_t<C>*>(op.w_compute.as<C>());
   const auto* dw = reinterpret_cast<const device_t<G>*>(op.dw.as<G>());
   const auto* scalars = op.scalars.as<M>();
-  const Constants<M> c{static_cast<M>(op.lr_scale),  static_cast<M>(op.weight_decay), static_cast<M>(op.beta1),
-                       static_cast<M>(1 - op.beta1), static_cast<M>(op.beta2),        static_cast<M>(1 - op.beta2),
+  const Constants<M> c{static_cast<M>(op.lr_scale),
+                       static_cast<M>(op.weight_decay),
+                       static_cast<M>(op.beta1),
+                       static_cast<M>(1 - op.beta1),
+                       static_cast<M>(op.beta2),
+                       static_cast<M>(1 - op.beta2),
                        static_cast<M>(op.eps)};
   const auto stream = native_stream(context);
   const std::int64_t n = op.w.numel();
-  const bool wide = is_aligned(w, 16) && is_aligned(m, 16) && is_aligned(v, 16) && is_aligned(dw, 16) && is_aligned(copy, 16);
+  const bool wide = is_aligned(w, 16) && is_aligned(m, 16) && is_aligned(v, 16) &&
+                    is_aligned(dw, 16) && is_aligned(copy, 16);
   const std::int64_t body = wide ? n / kVector * kVector : 0;
-  const auto blocks = [&](std::int64_t items) { return grid_for(context, (items + kThreads - 1) / kThreads); };
+  const auto blocks = [&](std::int64_t items) {
+    return grid_for(context, (items + kThreads - 1) / kThreads);
+  };
   if (body > 0) {
     update_kernel<M, device_t<G>, device_t<C>, kVector>
         <<<blocks(body / kVector), kThreads, 0, stream>>>(w, m, v, copy, dw, scalars, body, c);
   }
   if (n > body) {
-    update_kernel<M, device_t<G>, device_t<C>, 1><<<blocks(n - body), kThreads, 0, stream>>>(
-        w + body, m + body, v + body, copy == nullptr ? nullptr : copy + body, dw + body, scalars, n - body, c);
+    update_kernel<M, device_t<G>, device_t<C>, 1>
+        <<<blocks(n - body), kThreads, 0, stream>>>(w + body,
+                                                    m + body,
+                                                    v + body,
+                                                    copy == nullptr ? nullptr : copy + body,
+                                                    dw + body,
+                                                    scalars,
+                                                    n - body,
+                                                    c);
   }
   check_launch("kernel adamw");
 }
@@ -88,9 +110,13 @@ void enqueue(CudaContext& context, const AdamW& op) {
 void launch(CudaContext& context, const AdamW& op) {
   if (is_dry(context) || op.w.numel() == 0) return;
   if (op.w.dtype() == DType::f64) return enqueue<double, double, double>(context, op);
-  const bool bf16_grad = op.dw.dtype() == DType::bf16, bf16_copy = op.w_compute.dtype() == DType::bf16;
-  if (bf16_grad) return bf16_copy ? enqueue<float, bf16, bf16>(context, op) : enqueue<float, bf16, float>(context, op);
-  return bf16_copy ? enqueue<float, float, bf16>(context, op) : enqueue<float, float, float>(context, op);
+  const bool bf16_grad = op.dw.dtype() == DType::bf16,
+             bf16_copy = op.w_compute.dtype() == DType::bf16;
+  if (bf16_grad)
+    return bf16_copy ? enqueue<float, bf16, bf16>(context, op)
+                     : enqueue<float, bf16, float>(context, op);
+  return bf16_copy ? enqueue<float, float, bf16>(context, op)
+                   : enqueue<float, float, float>(context, op);
 }
 
 }  // namespace moesaic

@@ -1,5 +1,6 @@
 #pragma once
-// What CudaContext::blas_lt points to: the cublasLt handle of one stream and the products it has met.
+// What CudaContext::blas_lt points to: the cublasLt handle of one stream and the products it has
+// met.
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace moesaic::cuda {
 
-/// Throws InternalError with the call's text and cublas's name for the status (ResourceError when memory ran out).
+/// Throws InternalError with the call's text and cublas's name for the status (ResourceError when
+/// memory ran out).
 void check_blas(cublasStatus_t status, const char* call);
 
 /// Everything that the choice of an algorithm may depend on.
@@ -26,7 +28,8 @@ struct GemmKey {
 
 struct BlasLt {
   Owned<cublasLtHandle_t, &cublasLtDestroy> handle;
-  std::map<GemmKey, cublasLtMatmulAlgo_t> choices;  ///< used by the one host thread that feeds the stream
+  std::map<GemmKey, cublasLtMatmulAlgo_t>
+      choices;  ///< used by the one host thread that feeds the stream
 };
 
 }  // namespace moesaic::cuda

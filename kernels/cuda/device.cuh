@@ -1,5 +1,6 @@
 #pragma once
-// Device code shared by the kernels: element types, vector access, sums over a warp or a block in a fixed order.
+// Device code shared by the kernels: element types, vector access, sums over a warp or a block in a
+// fixed order.
 #include <cstdint>
 
 #include <cuda_bf16.h>
@@ -58,11 +59,13 @@ constexpr int kWarp = 32;
 template <class A>
 __device__ __forceinline__ A warp_sum(A x) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
 }
 
-/// Sum over the Threads threads that share a row: a warp, or the whole block (then every thread must call it).
+/// Sum over the Threads threads that share a row: a warp, or the whole block (then every thread
+/// must call it).
 template <int Threads, class A>
 __device__ __forceinline__ A row_sum(A x) {
   x = warp_sum(x);
@@ -73,7 +76,8 @@ __device__ __forceinline__ A row_sum(A x) {
     __syncthreads();
     x = partial[0];
 #pragma unroll
-    for (int i = 1; i < kWarps; ++i) x += partial[i];
+    for (int i = 1; i < kWarps; ++i)
+      x += partial[i];
     __syncthreads();  // the next row writes partial again
   }
   return x;

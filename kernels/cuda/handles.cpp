@@ -1,18 +1,20 @@
-#include "kernels/cuda_handles.h"
-
 #include <memory>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "kernels/cuda/blas_lt.h"
+#include "kernels/cuda_handles.h"
 #include "memory/cuda/check.h"
 
 namespace moesaic::cuda {
 
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  const auto text = fmt::format("{} failed with {} ({}): {}", call, cublasLtGetStatusName(status), static_cast<int>(status),
+  const auto text = fmt::format("{} failed with {} ({}): {}",
+                                call,
+                                cublasLtGetStatusName(status),
+                                static_cast<int>(status),
                                 cublasLtGetStatusString(status));
   if (status == CUBLAS_STATUS_ALLOC_FAILED) throw ResourceError(text);
   throw InternalError(text);
@@ -27,7 +29,9 @@ void* create_blas_lt(Device device) {
   return blas.release();
 }
 
-void destroy_blas_lt(void* handle) noexcept { delete static_cast<BlasLt*>(handle); }
+void destroy_blas_lt(void* handle) noexcept {
+  delete static_cast<BlasLt*>(handle);
+}
 
 int multiprocessors(Device device) {
   int count = 0;

@@ -1,5 +1,6 @@
 #pragma once
-// What every CUDA launch() does around its kernels. Host code, for .cu and .cpp files of this folder.
+// What every CUDA launch() does around its kernels. Host code, for .cu and .cpp files of this
+// folder.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,17 +17,27 @@ inline cudaStream_t native_stream(const CudaContext& context) {
   return static_cast<cudaStream_t>(context.stream.native());
 }
 
-/// True when nothing may reach the device; scratch has been taken by then, so that a dry run measures it.
-inline bool is_dry(const CudaContext& context) { return context.stream.mode() == Stream::Mode::dry; }
-
-/// Throws if the launch just made was refused (grid, shared memory, architecture); `kernel` names it.
-inline void check_launch(const char* kernel) { check_call(static_cast<int>(cudaGetLastError()), kernel); }
-
-/// Blocks for `work` block-sized pieces in a grid-stride loop: enough to fill the device, never more than there are.
-inline unsigned grid_for(const CudaContext& context, std::int64_t work, int blocks_per_sm = 8) {
-  return static_cast<unsigned>(std::clamp<std::int64_t>(work, 1, std::int64_t{context.num_sms} * blocks_per_sm));
+/// True when nothing may reach the device; scratch has been taken by then, so that a dry run
+/// measures it.
+inline bool is_dry(const CudaContext& context) {
+  return context.stream.mode() == Stream::Mode::dry;
 }
 
-inline bool is_aligned(const void* p, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
+/// Throws if the launch just made was refused (grid, shared memory, architecture); `kernel` names
+/// it.
+inline void check_launch(const char* kernel) {
+  check_call(static_cast<int>(cudaGetLastError()), kernel);
+}
+
+/// Blocks for `work` block-sized pieces in a grid-stride loop: enough to fill the device, never
+/// more than there are.
+inline unsigned grid_for(const CudaContext& context, std::int64_t work, int blocks_per_sm = 8) {
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>(work, 1, std::int64_t{context.num_sms} * blocks_per_sm));
+}
+
+inline bool is_aligned(const void* p, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
+}
 
 }  // namespace moesaic::cuda

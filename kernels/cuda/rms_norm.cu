@@ -1,9 +1,8 @@
-// RMSNorm: one warp per short row, one block per long one; a row is read twice, the second time from the cache. The sums
-// of a row run in an order that depends on its length alone.
-#include "kernels/ops/rms_norm.h"
-
+// RMSNorm: one warp per short row, one block per long one; a row is read twice, the second time
+// from the cache. The sums of a row run in an order that depends on its length alone.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace moesaic {
 namespace {
@@ -11,25 +10,30 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kLongRow = 1024;      // from here on a row gets a whole block
-constexpr std::int64_t kRowBlock = 64;       // rows per partial sum of dweight (a multiple of it for many rows)
+constexpr std::int64_t kLongRow = 1024;  // from here on a row gets a whole block
+constexpr std::int64_t kRowBlock =
+    64;  // rows per partial sum of dweight (a multiple of it for many rows)
 constexpr std::int64_t kMaxRowBlocks = 512;  // bounds the scratch of dweight
-constexpr int kFinishColumns = 32;           // dweight's second kernel: columns x lanes that share the row blocks
+constexpr int kFinishColumns =
+    32;  // dweight's second kernel: columns x lanes that share the row blocks
 constexpr int kFinishLanes = 16;
 
-// No pointer is __restrict__: y may be x, dx may be dy. Each thread reads what it overwrites itself.
+// No pointer is __restrict__: y may be x, dx may be dy. Each thread reads what it overwrites
+// itself.
 template <class T, class W, class A, int N, int PerRow>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(T* y, A* inv_rms, const T* x, const W* weight, std::int64_t rows, std::int64_t hidden, A eps) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(
+    T* y, A* inv_rms, const T* x, const W* weight, std::int64_t rows, std::int64_t hidden, A eps) {
   constexpr int kRows = kThreads / PerRow;
   const int lane = static_cast<int>(threadIdx.x) % PerRow;
-  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows; t += std::int64_t{gridDim.x} * kRows) {
+  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows;
+       t += std::int64_t{gridDim.x} * kRows) {
     const T* row = x + t * hidden;
     A sum = 0;
     for (std::int64_t c = std::int64_t{lane} * N; c < hidden; c += PerRow * N) {
       const auto xv = load<N>(row + c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum += widen<A>(xv.v[i]) * widen<A>(xv.v[i]);
+      for (int i = 0; i < N; ++i)
+        sum += widen<A>(xv.v[i]) * widen<A>(xv.v[i]);
     }
     sum = row_sum<PerRow>(sum);
     const A rho = A(1) / sqrt(sum / static_cast<A>(hidden) + eps);
@@ -48,11 +52,18 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class W, class A, int N, int PerRow>
-__global__ void __launch_bounds__(kThreads) backward_kernel(T* dx, const T* dy, const T* x, const W* weight, const A* inv_rms,
-                                                            std::int64_t rows, std::int64_t hidden, bool accumulate) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(T* dx,
+                                                            const T* dy,
+                                                            const T* x,
+                                                            const W* weight,
+                                                            const A* inv_rms,
+                                                            std::int64_t rows,
+                                                            std::int64_t hidden,
+                                                            bool accumulate) {
   constexpr int kRows = kThreads / PerRow;
   const int lane = static_cast<int>(threadIdx.x) % PerRow;
-  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows; t += std::int64_t{gridDim.x} * kRows) {
+  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows;
+       t += std::int64_t{gridDim.x} * kRows) {
     const std::int64_t base = t * hidden;
     A dot = 0;
     for (std::int64_t c = std::int64_t{lane} * N; c < hidden; c += PerRow * N) {
@@ -60,7 +71,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(T* dx, const T* dy, 
       const auto g = load<N>(dy + base + c);
       const auto w = load<N>(weight + c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) dot += widen<A>(g.v[i]) * widen<A>(w.v[i]) * widen<A>(xv.v[i]);
+      for (int i = 0; i < N; ++i)
+        dot += widen<A>(g.v[i]) * widen<A>(w.v[i]) * widen<A>(xv.v[i]);
     }
     const A rho = inv_rms[t];
     const A mean = row_sum<PerRow>(dot) * rho / static_cast<A>(hidden);
@@ -81,12 +93,16 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(T* dx, const T* dy, 
   }
 }
 
-// partials[b, c] = sum of dy xh over row block b. blockDim = (column groups of N, row lanes): lane y takes every
-// blockDim.y-th row, then the lanes are added in order.
+// partials[b, c] = sum of dy xh over row block b. blockDim = (column groups of N, row lanes): lane
+// y takes every blockDim.y-th row, then the lanes are added in order.
 template <class T, class A, int N>
-__global__ void __launch_bounds__(kThreads)
-    weight_partials_kernel(A* partials, const T* dy, const T* x, const A* inv_rms, std::int64_t rows, std::int64_t hidden,
-                           std::int64_t rows_per_block) {
+__global__ void __launch_bounds__(kThreads) weight_partials_kernel(A* partials,
+                                                                   const T* dy,
+                                                                   const T* x,
+                                                                   const A* inv_rms,
+                                                                   std::int64_t rows,
+                                                                   std::int64_t hidden,
+                                                                   std::int64_t rows_per_block) {
   __shared__ A lanes[kThreads * N];
   const std::int64_t c = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   const std::int64_t begin = std::int64_t{blockIdx.y} * rows_per_block;
@@ -98,23 +114,28 @@ __global__ void __launch_bounds__(kThreads)
       const auto g = load<N>(dy + t * hidden + c);
       const A rho = inv_rms[t];
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum[i] += widen<A>(g.v[i]) * widen<A>(xv.v[i]) * rho;
+      for (int i = 0; i < N; ++i)
+        sum[i] += widen<A>(g.v[i]) * widen<A>(xv.v[i]) * rho;
     }
   }
   const unsigned slot = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < N; ++i) lanes[slot * N + i] = sum[i];
+  for (int i = 0; i < N; ++i)
+    lanes[slot * N + i] = sum[i];
   __syncthreads();
   if (threadIdx.y != 0 || c >= hidden) return;
   for (unsigned y = 1; y < blockDim.y; ++y) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] += lanes[(y * blockDim.x + threadIdx.x) * N + i];
+    for (int i = 0; i < N; ++i)
+      sum[i] += lanes[(y * blockDim.x + threadIdx.x) * N + i];
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) partials[std::int64_t{blockIdx.y} * hidden + c + i] = sum[i];
+  for (int i = 0; i < N; ++i)
+    partials[std::int64_t{blockIdx.y} * hidden + c + i] = sum[i];
 }
 
-// dweight[c] += sum over blocks of partials[b, c]: lane y takes every kFinishLanes-th block, then the lanes in order.
+// dweight[c] += sum over blocks of partials[b, c]: lane y takes every kFinishLanes-th block, then
+// the lanes in order.
 template <class A>
 __global__ void __launch_bounds__(kFinishColumns* kFinishLanes)
     weight_finish_kernel(A* dweight, const A* partials, std::int64_t blocks, std::int64_t hidden) {
@@ -123,13 +144,15 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishLanes)
   A sum = 0;
   if (c < hidden) {
 #pragma unroll 4
-    for (std::int64_t b = threadIdx.y; b < blocks; b += kFinishLanes) sum += partials[b * hidden + c];
+    for (std::int64_t b = threadIdx.y; b < blocks; b += kFinishLanes)
+      sum += partials[b * hidden + c];
   }
   lanes[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || c >= hidden) return;
 #pragma unroll
-  for (int y = 1; y < kFinishLanes; ++y) sum += lanes[y][threadIdx.x];
+  for (int y = 1; y < kFinishLanes; ++y)
+    sum += lanes[y][threadIdx.x];
   dweight[c] += sum;
 }
 
@@ -138,7 +161,8 @@ template <class T, class F>
 void with_vector(std::int64_t hidden, std::initializer_list<const void*> pointers, F&& f) {
   constexpr int kWide = 16 / sizeof(T);
   bool wide = hidden % kWide == 0;
-  for (const void* p : pointers) wide = wide && is_aligned(p, 16);
+  for (const void* p : pointers)
+    wide = wide && is_aligned(p, 16);
   if (wide) return f(std::integral_constant<int, kWide>{});
   f(std::integral_constant<int, 1>{});
 }
@@ -195,7 +219,8 @@ struct RowBlocks {
   std::int64_t rows_per_block = kRowBlock;
   std::int64_t count = 0;
   explicit RowBlocks(std::int64_t rows) {
-    rows_per_block *= std::max<std::int64_t>(1, (rows + kRowBlock * kMaxRowBlocks - 1) / (kRowBlock * kMaxRowBlocks));
+    rows_per_block *= std::max<std::int64_t>(
+        1, (rows + kRowBlock * kMaxRowBlocks - 1) / (kRowBlock * kMaxRowBlocks));
     count = (rows + rows_per_block - 1) / rows_per_block;
   }
 };
@@ -213,16 +238,19 @@ void weight_gradient(CudaContext& context, const RmsNormBackward& op, TensorView
   with_vector<T>(hidden, {dy, x}, [&]<int N>(std::integral_constant<int, N>) {
     const std::int64_t groups = (hidden + N - 1) / N;
     unsigned width = kWarp;  // small rows leave threads for further row lanes
-    while (width < kThreads && width < groups) width *= 2;
+    while (width < kThreads && width < groups)
+      width *= 2;
     const dim3 block(width, kThreads / width);
-    const dim3 grid(static_cast<unsigned>((groups + width - 1) / width), static_cast<unsigned>(blocks.count));
-    weight_partials_kernel<D, A, N>
-        <<<grid, block, 0, stream>>>(partials.as<A>(), dy, x, op.inv_rms.as<A>(), rows, hidden, blocks.rows_per_block);
+    const dim3 grid(static_cast<unsigned>((groups + width - 1) / width),
+                    static_cast<unsigned>(blocks.count));
+    weight_partials_kernel<D, A, N><<<grid, block, 0, stream>>>(
+        partials.as<A>(), dy, x, op.inv_rms.as<A>(), rows, hidden, blocks.rows_per_block);
   });
   check_launch("kernel rms_norm_backward: partial weight gradients");
   weight_finish_kernel<A><<<static_cast<unsigned>((hidden + kFinishColumns - 1) / kFinishColumns),
-                            dim3(kFinishColumns, kFinishLanes), 0, stream>>>(op.dweight.as<A>(), partials.as<A>(), blocks.count,
-                                                                             hidden);
+                            dim3(kFinishColumns, kFinishLanes),
+                            0,
+                            stream>>>(op.dweight.as<A>(), partials.as<A>(), blocks.count, hidden);
   check_launch("kernel rms_norm_backward: weight gradients");
 }
 
@@ -240,12 +268,14 @@ void launch(CudaContext& context, const RmsNormBackward& op) {
   const Arena::Mark mark(context.scratch);
   TensorView partials;
   if (!op.dweight.empty()) {
-    partials = context.scratch.take({RowBlocks(op.x.dim(0)).count, op.x.dim(1)}, op.dweight.dtype(), "rms_norm.dweight");
+    partials = context.scratch.take(
+        {RowBlocks(op.x.dim(0)).count, op.x.dim(1)}, op.dweight.dtype(), "rms_norm.dweight");
   }
   if (is_dry(context)) return;
   dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
     if (!op.dweight.empty()) weight_gradient<T>(context, op, partials);
-    dispatch_weight<T>(op.weight.dtype(), [&]<class W>(TypeTag<W>) { backward<T, W>(context, op); });
+    dispatch_weight<T>(op.weight.dtype(),
+                       [&]<class W>(TypeTag<W>) { backward<T, W>(context, op); });
   });
 }
 

@@ -7,24 +7,26 @@ namespace moesaic {
 /// One AdamW update of a tensor (or of the flat range of one that this rank owns):
 ///   g = clip_factor dw
 ///   m <- beta1 m + (1 - beta1) g            v <- beta2 v + (1 - beta2) g^2
-///   w <- w - learning_rate lr_scale ( (m / c1) / (sqrt(v / c2) + eps) + weight_decay weight_decay_scale w )
-///   w_compute <- w, rounded
-/// with clip_factor, learning_rate, weight_decay_scale, c1, c2 (bias corrections) and skip from `scalars`.
+///   w <- w - learning_rate lr_scale ( (m / c1) / (sqrt(v / c2) + eps) + weight_decay
+///   weight_decay_scale w ) w_compute <- w, rounded
+/// with clip_factor, learning_rate, weight_decay_scale, c1, c2 (bias corrections) and skip from
+/// `scalars`.
 ///
-///   w, m, v     any one shape, f64 | f32 (the master dtype, also the type of the arithmetic); updated in place
-///   dw          the same shape; master dtype, or bf16 next to f32; read only
+///   w, m, v     any one shape, f64 | f32 (the master dtype, also the type of the arithmetic);
+///   updated in place dw          the same shape; master dtype, or bf16 next to f32; read only
 ///   w_compute   the same shape; master dtype, or bf16 next to f32; empty = none wanted
 ///   scalars     [kNumStepScalars], master dtype
 ///
-/// With skip != 0 nothing is written, whatever dw holds. No two tensors overlap. Elementwise, so the bits of an element
-/// depend neither on the split into ranges nor on threads. Source: Loshchilov & Hutter, arXiv:1711.05101 algorithm 2, in
-/// PyTorch's form (eps outside the corrected root); SPEC section 7.1.
+/// With skip != 0 nothing is written, whatever dw holds. No two tensors overlap. Elementwise, so
+/// the bits of an element depend neither on the split into ranges nor on threads. Source:
+/// Loshchilov & Hutter, arXiv:1711.05101 algorithm 2, in PyTorch's form (eps outside the corrected
+/// root); SPEC section 7.1.
 struct AdamW {
   static constexpr const char* kName = "adamw";
   TensorView w;
   TensorView m;
   TensorView v;
-  TensorView w_compute;
+  TensorView w_compute = {};
   ConstTensorView dw;
   ConstTensorView scalars;
   double lr_scale = 1;

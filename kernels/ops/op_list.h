@@ -9,6 +9,7 @@
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/clip.h"
+#include "kernels/ops/concat.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_norm.h"
@@ -16,6 +17,11 @@
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/indexer.h"
+<<<<<<< HEAD
+=======
+#include "kernels/ops/kda_chunk.h"
+#include "kernels/ops/kda_prepare.h"
+>>>>>>> main
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
@@ -25,6 +31,7 @@
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/short_conv.h"
 #include "kernels/ops/topk.h"
 #include "kernels/ops/vocab_loss.h"
 
@@ -33,7 +40,8 @@ namespace moesaic {
 template <class... Ops>
 struct OpList {};
 
-using AllOps = OpList<  // one op per line
+// The empty comments keep one op on a line.
+using AllOps = OpList<            //
     Accumulate,                   //
     AccumulateCounts,             //
     AdamW,                        //
@@ -51,6 +59,7 @@ using AllOps = OpList<  // one op per line
     Cast,                         //
     ClipFactor,                   //
     CombineRows,                  //
+    ConcatColumns,                //
     CrossEntropy,                 //
     DequantizeFp8Block,           //
     DequantizeMx,                 //
@@ -70,6 +79,14 @@ using AllOps = OpList<  // one op per line
     GroupedLinearForward,         //
     IndexerLoss,                  //
     IndexerSelect,                //
+<<<<<<< HEAD
+=======
+    KdaChunkBackward,             //
+    KdaChunkForward,              //
+    KdaPrepareBackward,           //
+    KdaPrepareForward,            //
+    KdaStep,                      //
+>>>>>>> main
     L2NormBackward,               //
     L2NormForward,                //
     LayerNormBackward,            //
@@ -89,8 +106,12 @@ using AllOps = OpList<  // one op per line
     RowWeightBackward,            //
     RowWeightForward,             //
     Scale,                        //
+    ShortConvBackward,            //
+    ShortConvForward,             //
+    ShortConvTail,                //
     SigmoidGateBackward,          //
     SigmoidGateForward,           //
+    SplitColumns,                 //
     SumOfSquares,                 //
     TopK,                         //
     VocabDivergence               //

@@ -29,7 +29,8 @@ struct RmsNormForward {
 ///   dweight    [hidden]  gradient type; accumulates; empty = frozen
 ///   accumulate_dx: dx += instead of dx =
 ///
-/// The sum over rows runs over fixed blocks of 64 rows, then over the blocks in order.
+/// The sum over rows runs over fixed blocks, then over the blocks: 64 rows in order on the CPU; on CUDA a multiple of 64 that
+/// depends on the number of rows alone, so that at most 512 partial sums lie in scratch.
 struct RmsNormBackward {
   static constexpr const char* kName = "rms_norm_backward";
   TensorView dx;

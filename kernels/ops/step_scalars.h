@@ -3,8 +3,9 @@
 
 namespace moesaic {
 
-/// Slots of the one small tensor [kNumStepScalars] of statistics type that holds what changes from step to step. Ops
-/// read it on the device, so that a step neither needs a host decision nor new kernel arguments.
+/// Slots of the one small tensor [kNumStepScalars] of statistics type that holds what changes from
+/// step to step. Ops read it on the device, so that a step neither needs a host decision nor new
+/// kernel arguments.
 enum class StepScalar : int {
   learning_rate,       ///< of the schedule, before a parameter's lr_scale
   weight_decay_scale,  ///< multiplies every parameter's weight_decay
@@ -12,12 +13,22 @@ enum class StepScalar : int {
   bias_correction2,    ///< 1 - beta2^t
   clip_factor,         ///< min(1, limit / (norm + 1e-6)); multiplies every gradient
   skip,                ///< not 0: optimizers change nothing in this step
-  loss_divisor,        ///< valid tokens of the global batch
+  loss_divisor,        ///< sum of the target weights (valid targets) of the global batch
+  mtp_divisor,         ///< the same for the targets two tokens further
+  tokens,              ///< all tokens of the global batch
+  documents,           ///< documents with at least one token in the global batch
   step,                ///< number of this step, from 1
   count_               // number of slots
 };
 constexpr int kNumStepScalars = static_cast<int>(StepScalar::count_);
-constexpr int index_of(StepScalar slot) noexcept { return static_cast<int>(slot); }
+constexpr int index_of(StepScalar slot) noexcept {
+  return static_cast<int>(slot);
+}
+
+/// The one-element view of a slot, or an empty view of an empty tensor (an op's default then holds).
+inline ConstTensorView step_scalar(const ConstTensorView& scalars, StepScalar slot) {
+  return scalars.empty() ? ConstTensorView() : scalars.rows(index_of(slot), index_of(slot) + 1);
+}
 
 /// The host's values of the slots.
 struct StepScalars {
@@ -28,6 +39,9 @@ struct StepScalars {
   double clip_factor = 1;
   double skip = 0;
   double loss_divisor = 1;
+  double mtp_divisor = 1;
+  double tokens = 1;
+  double documents = 1;
   double step = 0;
 
   /// Writes all slots to `host`, [kNumStepScalars], f64 | f32, host memory; at once, no stream.

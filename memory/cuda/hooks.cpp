@@ -1,5 +1,3 @@
-#include "memory/device_hooks.h"
-
 #include <cstring>
 #include <string>
 
@@ -8,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include "memory/cuda/check.h"
+#include "memory/device_hooks.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -15,32 +14,45 @@ namespace {
 std::string describe(cudaError_t status, const char* call) {
   int device = -1;
   if (cudaGetDevice(&device) != cudaSuccess) device = -1;
-  return fmt::format("{} failed on cuda:{} with {} ({}): {}", call, device, cudaGetErrorName(status),
-                     static_cast<int>(status), cudaGetErrorString(status));
+  return fmt::format("{} failed on cuda:{} with {} ({}): {}",
+                     call,
+                     device,
+                     cudaGetErrorName(status),
+                     static_cast<int>(status),
+                     cudaGetErrorString(status));
 }
 
-cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
-cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
+cudaStream_t as_stream(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+cudaEvent_t as_event(void* event) {
+  return static_cast<cudaEvent_t>(event);
+}
 
 }  // namespace
 
 void check_call(int status, const char* call) {
   const auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // takes an error that is not sticky off the thread; the next check must not find it again
+  cudaGetLastError();  // takes an error that is not sticky off the thread; the next check must not
+                       // find it again
   switch (error) {
-    case cudaErrorMemoryAllocation: throw ResourceError(describe(error, call));
+    case cudaErrorMemoryAllocation:
+      throw ResourceError(describe(error, call));
     case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
     case cudaErrorInvalidDevice:
-      throw UsageError(describe(error, call) + "; use run.device=cpu, or a machine with a CUDA device and driver");
-    default: throw InternalError(describe(error, call));
+      throw UsageError(describe(error, call) +
+                       "; use run.device=cpu, or a machine with a CUDA device and driver");
+    default:
+      throw InternalError(describe(error, call));
   }
 }
 
 void log_failed_call(int status, const char* call) noexcept {
   const auto error = static_cast<cudaError_t>(status);
-  // The runtime may be gone already when objects of static storage die; there is nothing left to release then.
+  // The runtime may be gone already when objects of static storage die; there is nothing left to
+  // release then.
   if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
   try {
     spdlog::error("{}", describe(error, call));
@@ -62,7 +74,8 @@ int device_count() noexcept {
   return count;
 }
 
-// Out of memory is a null pointer: Buffer knows the tag and what else is allocated, and makes the message.
+// Out of memory is a null pointer: Buffer knows the tag and what else is allocated, and makes the
+// message.
 void* allocate(std::size_t bytes, Device device, MemoryKind kind) {
   void* data = nullptr;
   if (kind == MemoryKind::pinned_host) {
@@ -100,8 +113,12 @@ void* create_stream(Device device) {
   MOESAIC_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   return stream;
 }
-void destroy_stream(void* stream) noexcept { MOESAIC_CUDA_TEARDOWN(cudaStreamDestroy(as_stream(stream))); }
-void synchronize_stream(void* stream) { MOESAIC_CUDA_CALL(cudaStreamSynchronize(as_stream(stream))); }
+void destroy_stream(void* stream) noexcept {
+  MOESAIC_CUDA_TEARDOWN(cudaStreamDestroy(as_stream(stream)));
+}
+void synchronize_stream(void* stream) {
+  MOESAIC_CUDA_CALL(cudaStreamSynchronize(as_stream(stream)));
+}
 
 void* create_event(Device device) {
   use_device(device);
@@ -109,8 +126,12 @@ void* create_event(Device device) {
   MOESAIC_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   return event;
 }
-void destroy_event(void* event) noexcept { MOESAIC_CUDA_TEARDOWN(cudaEventDestroy(as_event(event))); }
-void record_event(void* event, void* stream) { MOESAIC_CUDA_CALL(cudaEventRecord(as_event(event), as_stream(stream))); }
+void destroy_event(void* event) noexcept {
+  MOESAIC_CUDA_TEARDOWN(cudaEventDestroy(as_event(event)));
+}
+void record_event(void* event, void* stream) {
+  MOESAIC_CUDA_CALL(cudaEventRecord(as_event(event), as_stream(stream)));
+}
 void wait_event(void* stream, void* event) {
   MOESAIC_CUDA_CALL(cudaStreamWaitEvent(as_stream(stream), as_event(event), cudaEventWaitDefault));
 }
@@ -120,7 +141,9 @@ bool event_reached(void* event) {
   MOESAIC_CUDA_CALL(status);
   return true;
 }
-void synchronize_event(void* event) { MOESAIC_CUDA_CALL(cudaEventSynchronize(as_event(event))); }
+void synchronize_event(void* event) {
+  MOESAIC_CUDA_CALL(cudaEventSynchronize(as_event(event)));
+}
 
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream) {
   MOESAIC_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)));

@@ -1,43 +1,47 @@
-#include "memory/stream.h"
-
 #include "kernels/ops/rms_norm.h"
+#include "memory/stream.h"
 #include "tests/support/device_tensors.h"
 
 namespace moesaic::test {
 
-TEST_CASE("Copies and zeros on a CUDA stream keep every byte, for pageable and pinned host memory", "[cuda]") {
+TEST_CASE("Copies and zeros on a CUDA stream keep every byte, for pageable and pinned host memory",
+          "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   Stream stream(kCuda, "copy");
   for (const std::int64_t n : {1, 3, 255, 4097, 10000001}) {
     for (const auto kind : {MemoryKind::pageable_host, MemoryKind::pinned_host}) {
-      const OwnedTensor source({n}, DType::u8, kCpu, kind), back({n}, DType::u8, kCpu, kind), middle({n}, DType::u8, kCuda),
-          other({n}, DType::u8, kCuda);
-      for (std::int64_t i = 0; i < n; ++i) source.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(mix64(static_cast<std::uint64_t>(i)) | 1);
-      copy(middle.view(), source.view(), stream);
-      copy(other.view(), middle.view(), stream);
-      copy(back.view(), other.view(), stream);
+      const OwnedTensor source({n}, DType::u8, kCpu, kind), back({n}, DType::u8, kCpu, kind),
+          middle({n}, DType::u8, kCuda), other({n}, DType::u8, kCuda);
+      for (std::int64_t i = 0; i < n; ++i)
+        source.data<std::uint8_t>()[i] =
+            static_cast<std::uint8_t>(mix64(static_cast<std::uint64_t>(i)) | 1);
+      copy_tensor(middle.view(), source.view(), stream);
+      copy_tensor(other.view(), middle.view(), stream);
+      copy_tensor(back.view(), other.view(), stream);
       stream.synchronize();
       CHECK(same_bits(back.view(), source.view()));
-      zero(other.view().rows(n / 2, n), stream);
-      copy(back.view(), other.view(), stream);
+      zero_tensor(other.view().rows(n / 2, n), stream);
+      copy_tensor(back.view(), other.view(), stream);
       stream.synchronize();
       std::int64_t wrong = 0;
       for (std::int64_t i = 0; i < n; ++i) {
-        if (back.data<std::uint8_t>()[i] != (i < n / 2 ? source.data<std::uint8_t>()[i] : 0)) ++wrong;
+        if (back.data<std::uint8_t>()[i] != (i < n / 2 ? source.data<std::uint8_t>()[i] : 0))
+          ++wrong;
       }
       CHECK(wrong == 0);
     }
   }
 }
 
-// Stream a makes a value by long work, stream b reads it, a may only overwrite it after b has. A missing wait in either
-// direction gives a wrong value.
+// Stream a makes a value by long work, stream b reads it, a may only overwrite it after b has. A
+// missing wait in either direction gives a wrong value.
 TEST_CASE("Events order two CUDA streams in both directions", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   constexpr std::int64_t kNumElements = std::int64_t{16} << 20;
   constexpr int kRounds = 12;
   Stream a(kCuda, "a"), b(kCuda, "b");
-  const OwnedTensor shared({kNumElements}, DType::i32, kCuda), scratch({kNumElements}, DType::i32, kCuda), read({kNumElements}, DType::i32, kCuda);
+  const OwnedTensor shared({kNumElements}, DType::i32, kCuda),
+      scratch({kNumElements}, DType::i32, kCuda), read({kNumElements}, DType::i32, kCuda);
   std::vector<OwnedTensor> patterns, results;
   for (int r = 0; r < kRounds; ++r) {
     patterns.emplace_back(Shape{kNumElements}, DType::i32, kCpu, MemoryKind::pinned_host);
@@ -46,17 +50,18 @@ TEST_CASE("Events order two CUDA streams in both directions", "[cuda]") {
   }
   for (int r = 0; r < kRounds; ++r) {
     Event written(kCuda), consumed(kCuda);
-    for (int i = 0; i < 4; ++i) zero(scratch.view(), a);
-    copy(shared.view(), patterns[static_cast<std::size_t>(r)].view(), a);
+    for (int i = 0; i < 4; ++i)
+      zero_tensor(scratch.view(), a);
+    copy_tensor(shared.view(), patterns[static_cast<std::size_t>(r)].view(), a);
     a.record(written);
     b.wait(written);
-    copy(read.view(), shared.view(), b);
+    copy_tensor(read.view(), shared.view(), b);
     const auto result = results[static_cast<std::size_t>(r)].view();
-    copy(result.rows(0, 1), read.view().rows(0, 1), b);
-    copy(result.rows(1, 2), read.view().rows(kNumElements - 1, kNumElements), b);
+    copy_tensor(result.rows(0, 1), read.view().rows(0, 1), b);
+    copy_tensor(result.rows(1, 2), read.view().rows(kNumElements - 1, kNumElements), b);
     b.record(consumed);
     a.wait(consumed);
-    zero(shared.view(), a);
+    zero_tensor(shared.view(), a);
   }
   a.synchronize();
   b.synchronize();
@@ -67,47 +72,63 @@ TEST_CASE("Events order two CUDA streams in both directions", "[cuda]") {
   }
 }
 
-TEST_CASE("A CUDA event is reached when never recorded and after the host has waited for it", "[cuda]") {
+TEST_CASE("A CUDA event is reached when never recorded and after the host has waited for it",
+          "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   Stream stream(kCuda, "main");
   Event event(kCuda);
   CHECK(event.reached());
   const OwnedTensor big({std::int64_t{64} << 20}, DType::u8, kCuda);
-  for (int i = 0; i < 16; ++i) zero(big.view(), stream);
+  for (int i = 0; i < 16; ++i)
+    zero_tensor(big.view(), stream);
   stream.record(event);
   event.wait_on_host();
   CHECK(event.reached());
 }
 
-// Two backends on one device share nothing but the tensors they are given: each has its own stream and scratch.
+// Two backends on one device share nothing but the tensors they are given: each has its own stream
+// and scratch.
 TEST_CASE("Two CUDA streams compute side by side what one computes alone", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   constexpr std::int64_t kRows = 3000, kHidden = 2048;
   const auto make = [](int id) {
-    return BackendOwner::Options{.device = kCuda, .scratch_bytes = std::size_t{64} << 20, .name = "stream" + std::to_string(id)};
+    return BackendOwner::Options{.device = kCuda,
+                                 .scratch_bytes = std::size_t{64} << 20,
+                                 .name = "stream" + std::to_string(id)};
   };
   BackendOwner one(make(1)), two(make(2));
   struct Work {
-    OwnedTensor x{{kRows, kHidden}, DType::f32, kCuda}, dy{{kRows, kHidden}, DType::f32, kCuda}, dx{{kRows, kHidden}, DType::f32, kCuda},
-        weight{{kHidden}, DType::f32, kCuda}, dweight{{kHidden}, DType::f32, kCuda}, y{{kRows, kHidden}, DType::f32, kCuda},
+    OwnedTensor x{{kRows, kHidden}, DType::f32, kCuda}, dy{{kRows, kHidden}, DType::f32, kCuda},
+        dx{{kRows, kHidden}, DType::f32, kCuda}, weight{{kHidden}, DType::f32, kCuda},
+        dweight{{kHidden}, DType::f32, kCuda}, y{{kRows, kHidden}, DType::f32, kCuda},
         inv_rms{{kRows}, DType::f32, kCuda};
   };
   const auto start = [&](const Work& w, std::uint64_t key, Stream& stream) {
-    const OwnedTensor x({kRows, kHidden}, DType::f32), dy({kRows, kHidden}, DType::f32), weight({kHidden}, DType::f32);
+    const OwnedTensor x({kRows, kHidden}, DType::f32), dy({kRows, kHidden}, DType::f32),
+        weight({kHidden}, DType::f32);
     fill_normal(x.view(), key);
     fill_normal(dy.view(), key + 1);
     fill_normal(weight.view(), key + 2);
-    copy(w.x.view(), x.view(), stream);
-    copy(w.dy.view(), dy.view(), stream);
-    copy(w.weight.view(), weight.view(), stream);
-    zero(w.dweight.view(), stream);
+    copy_tensor(w.x.view(), x.view(), stream);
+    copy_tensor(w.dy.view(), dy.view(), stream);
+    copy_tensor(w.weight.view(), weight.view(), stream);
+    zero_tensor(w.dweight.view(), stream);
     stream.synchronize();
   };
   const auto compute = [](const Work& w, Backend& backend) {
     for (int i = 0; i < 5; ++i) {
-      run(backend, RmsNormForward{.y = w.y.view(), .inv_rms = w.inv_rms.view(), .x = w.x.view(), .weight = w.weight.view()});
-      run(backend, RmsNormBackward{.dx = w.dx.view(), .dweight = w.dweight.view(), .dy = w.dy.view(), .x = w.x.view(),
-                                   .weight = w.weight.view(), .inv_rms = w.inv_rms.view()});
+      run(backend,
+          RmsNormForward{.y = w.y.view(),
+                         .inv_rms = w.inv_rms.view(),
+                         .x = w.x.view(),
+                         .weight = w.weight.view()});
+      run(backend,
+          RmsNormBackward{.dx = w.dx.view(),
+                          .dweight = w.dweight.view(),
+                          .dy = w.dy.view(),
+                          .x = w.x.view(),
+                          .weight = w.weight.view(),
+                          .inv_rms = w.inv_rms.view()});
     }
   };
   const Work first, second;
@@ -115,7 +136,8 @@ TEST_CASE("Two CUDA streams compute side by side what one computes alone", "[cud
   start(second, 7, one.stream());
   compute(first, one.backend());
   compute(second, one.backend());
-  const auto alone1 = download(first.dweight.view(), one.stream()), alone2 = download(second.dweight.view(), one.stream());
+  const auto alone1 = download(first.dweight.view(), one.stream()),
+             alone2 = download(second.dweight.view(), one.stream());
   start(first, 1, one.stream());
   start(second, 7, two.stream());
   compute(first, one.backend());
@@ -127,9 +149,15 @@ TEST_CASE("Two CUDA streams compute side by side what one computes alone", "[cud
 TEST_CASE("A dry run on CUDA measures the scratch that the real run needs", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   constexpr std::int64_t kRows = 1000, kHidden = 300;
-  const OwnedTensor x({kRows, kHidden}, DType::f32, kCuda), dx({kRows, kHidden}, DType::f32, kCuda), weight({kHidden}, DType::f32, kCuda),
-      dweight({kHidden}, DType::f32, kCuda), inv_rms({kRows}, DType::f32, kCuda);
-  const RmsNormBackward op{.dx = dx.view(), .dweight = dweight.view(), .dy = x.view(), .x = x.view(), .weight = weight.view(), .inv_rms = inv_rms.view()};
+  const OwnedTensor x({kRows, kHidden}, DType::f32, kCuda), dx({kRows, kHidden}, DType::f32, kCuda),
+      weight({kHidden}, DType::f32, kCuda), dweight({kHidden}, DType::f32, kCuda),
+      inv_rms({kRows}, DType::f32, kCuda);
+  const RmsNormBackward op{.dx = dx.view(),
+                           .dweight = dweight.view(),
+                           .dy = x.view(),
+                           .x = x.view(),
+                           .weight = weight.view(),
+                           .inv_rms = inv_rms.view()};
   BackendOwner dry({.device = kCuda, .mode = Stream::Mode::dry, .name = "dry"});
   run(dry.backend(), op);
   const std::size_t needed = dry.scratch().high_water_bytes();
@@ -152,7 +180,7 @@ TEST_CASE("Running out of device memory names the tag and leaves the device usab
   CHECK(message.find("'impossible'") != std::string::npos);
   Stream stream(kCuda, "after");
   const OwnedTensor ok({16}, DType::i32, kCuda);
-  zero(ok.view(), stream);
+  zero_tensor(ok.view(), stream);
   CHECK(same_bits(download(ok.view(), stream).view(), OwnedTensor({16}, DType::i32).view()));
 }
 

@@ -23,28 +23,47 @@ void fill_scores(TensorView view, std::uint64_t key, double steps_per_unit) {
 }
 
 template <class T>
-void check(BothBackends& both, std::int64_t rows, std::int64_t n, std::int64_t k, TopK::Order order, bool with_valid, double steps) {
-  INFO(rows << " x " << n << " top " << k << " " << name(dtype_of<T>) << ", best_first " << (order == TopK::Order::best_first)
-            << ", valid_count " << with_valid << ", steps " << steps);
-  const Twin scores({rows, n}, dtype_of<T>), valid({rows}, DType::i32), indices({rows, k}, DType::i32), counts({rows}, DType::i32);
+void check(BothBackends& both,
+           std::int64_t rows,
+           std::int64_t n,
+           std::int64_t k,
+           TopK::Order order,
+           bool with_valid,
+           double steps) {
+  INFO(rows << " x " << n << " top " << k << " " << name(dtype_of<T>) << ", best_first "
+            << (order == TopK::Order::best_first) << ", valid_count " << with_valid << ", steps "
+            << steps);
+  const Twin scores({rows, n}, dtype_of<T>), valid({rows}, DType::i32),
+      indices({rows, k}, DType::i32), counts({rows}, DType::i32);
   fill_scores<T>(scores.initial.view(), 11, steps);
   for (std::int64_t t = 0; t < rows; ++t) {  // from -1 (as 0) to n + 1 (as n)
-    valid.initial.data<std::int32_t>()[t] = static_cast<std::int32_t>(uniform(13, static_cast<std::uint64_t>(t)) * static_cast<double>(n + 3)) - 1;
+    valid.initial.data<std::int32_t>()[t] =
+        static_cast<std::int32_t>(uniform(13, static_cast<std::uint64_t>(t)) *
+                                  static_cast<double>(n + 3)) -
+        1;
   }
-  require_cuda_matches_cpu(both, {&scores, &valid, &indices, &counts}, {{&indices, 0}, {&counts, 0}}, [&](auto side) {
-    return TopK{.indices = side(indices),
-                .counts = side(counts),
-                .scores = side(scores),
-                .valid_count = with_valid ? side(valid) : TensorView(),
-                .order = order};
-  });
+  require_cuda_matches_cpu(
+      both, {&scores, &valid, &indices, &counts}, {{&indices, 0}, {&counts, 0}}, [&](auto side) {
+        return TopK{.indices = side(indices),
+                    .counts = side(counts),
+                    .scores = side(scores),
+                    .valid_count = with_valid ? side(valid) : TensorView(),
+                    .order = order};
+      });
 }
 
 struct Size {
   std::int64_t rows, n, k;
 };
-const Size kSizes[] = {{1, 1, 1},     {3, 5, 8},        {1, 33, 32},     {130, 64, 8},     {500, 896, 16},
-                       {20, 3000, 1}, {9, 10000, 2048}, {2, 20000, 8192}, {1, 300001, 2048}};
+const Size kSizes[] = {{1, 1, 1},
+                       {3, 5, 8},
+                       {1, 33, 32},
+                       {130, 64, 8},
+                       {500, 896, 16},
+                       {20, 3000, 1},
+                       {9, 10000, 2048},
+                       {2, 20000, 8192},
+                       {1, 300001, 2048}};
 
 }  // namespace
 
@@ -67,13 +86,16 @@ TEST_CASE("TopK on CUDA replays given indices", "[cuda]") {
   BothBackends both;
   for (const std::int64_t rows : {1, 7, 3000}) {
     constexpr std::int64_t kWidth = 37;
-    const Twin given({rows, kWidth}, DType::i32), indices({rows, kWidth}, DType::i32), counts({rows}, DType::i32);
+    const Twin given({rows, kWidth}, DType::i32), indices({rows, kWidth}, DType::i32),
+        counts({rows}, DType::i32);
     for (std::int64_t i = 0; i < rows * kWidth; ++i) {
-      given.initial.data<std::int32_t>()[i] = i % kWidth < i / kWidth % (kWidth + 1) ? static_cast<std::int32_t>(i * 7 % 1000) : -1;
+      given.initial.data<std::int32_t>()[i] =
+          i % kWidth < i / kWidth % (kWidth + 1) ? static_cast<std::int32_t>(i * 7 % 1000) : -1;
     }
-    require_cuda_matches_cpu(both, {&given, &indices, &counts}, {{&indices, 0}, {&counts, 0}}, [&](auto side) {
-      return TopK{.indices = side(indices), .counts = side(counts), .given = side(given)};
-    });
+    require_cuda_matches_cpu(
+        both, {&given, &indices, &counts}, {{&indices, 0}, {&counts, 0}}, [&](auto side) {
+          return TopK{.indices = side(indices), .counts = side(counts), .given = side(given)};
+        });
   }
 }
 

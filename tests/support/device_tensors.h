@@ -1,5 +1,6 @@
 #pragma once
-// Tensors that own their memory, on either device, and the comparison of an op's CUDA result with its CPU result.
+// Tensors that own their memory, on either device, and the comparison of an op's CUDA result with
+// its CPU result.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,8 @@ namespace moesaic::test {
 
 constexpr Device kCuda{Device::Kind::cuda, 0};
 
-/// False, after a line with the reason, where no CUDA device can be used; a failure with MOESAIC_REQUIRE_CUDA=1.
+/// False, after a line with the reason, where no CUDA device can be used; a failure with
+/// MOESAIC_REQUIRE_CUDA=1.
 inline bool has_cuda() {
   if (cuda::device_count() > 0) return true;
   const char* required = std::getenv("MOESAIC_REQUIRE_CUDA");
@@ -35,7 +37,11 @@ class OwnedTensor {
  public:
   OwnedTensor() = default;
   OwnedTensor(Shape shape, DType dtype, Device device = kCpu, MemoryKind kind = MemoryKind::device)
-      : buffer_(std::max<std::size_t>(1, byte_size(dtype) * static_cast<std::size_t>(shape.numel())), device, "test", kind),
+      : buffer_(
+            std::max<std::size_t>(1, byte_size(dtype) * static_cast<std::size_t>(shape.numel())),
+            device,
+            "test",
+            kind),
         view_(buffer_.view(shape, dtype)) {}
   TensorView view() const { return view_; }
   template <class T>
@@ -49,7 +55,10 @@ class OwnedTensor {
 };
 
 /// Host views only: normal numbers with this spread, a function of `key` and the element's index.
-inline void fill_normal(TensorView view, std::uint64_t key, double spread = 1.0, double mean = 0.0) {
+inline void fill_normal(TensorView view,
+                        std::uint64_t key,
+                        double spread = 1.0,
+                        double mean = 0.0) {
   dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
     for (std::int64_t i = 0; i < view.numel(); ++i) {
       view.as<T>()[i] = T(mean + spread * standard_normal(key, static_cast<std::uint64_t>(i)));
@@ -57,12 +66,14 @@ inline void fill_normal(TensorView view, std::uint64_t key, double spread = 1.0,
   });
 }
 
-/// |got - want| / |want| over all elements of two host views; infinite when any element is not finite.
+/// |got - want| / |want| over all elements of two host views; infinite when any element is not
+/// finite.
 inline double relative_error(ConstTensorView got, ConstTensorView want) {
   double difference = 0, norm = 0;
   dispatch_float(want.dtype(), [&]<class T>(TypeTag<T>) {
     for (std::int64_t i = 0; i < want.numel(); ++i) {
-      const double w = static_cast<double>(want.as<T>()[i]), d = static_cast<double>(got.as<T>()[i]) - w;
+      const double w = static_cast<double>(want.as<T>()[i]),
+                   d = static_cast<double>(got.as<T>()[i]) - w;
       difference += d * d;
       norm += w * w;
     }
@@ -77,17 +88,18 @@ inline bool same_bits(ConstTensorView a, ConstTensorView b) {
 /// Copies to the host and waits.
 inline OwnedTensor download(ConstTensorView device, Stream& stream) {
   OwnedTensor host(device.shape(), device.dtype());
-  copy(host.view(), device, stream);
+  copy_tensor(host.view(), device, stream);
   stream.synchronize();
   return host;
 }
 
 /// One argument of an op on both devices. `initial` is what a test fills; both sides start from it.
 struct Twin {
-  Twin(Shape shape, DType dtype) : initial(shape, dtype), host(shape, dtype), device(shape, dtype, kCuda) {}
+  Twin(Shape shape, DType dtype)
+      : initial(shape, dtype), host(shape, dtype), device(shape, dtype, kCuda) {}
   void reset(Stream& stream) const {
     std::memcpy(host.view().data(), initial.view().data(), initial.view().bytes());
-    copy(device.view(), initial.view(), stream);
+    copy_tensor(device.view(), initial.view(), stream);
     stream.synchronize();
   }
   OwnedTensor initial, host, device;
@@ -95,7 +107,11 @@ struct Twin {
 
 struct BothBackends {
   BothBackends()
-      : cpu({.device = kCpu, .mode = Stream::Mode::immediate, .num_threads = 2, .scratch_bytes = std::size_t{64} << 20, .name = "cpu"}),
+      : cpu({.device = kCpu,
+             .mode = Stream::Mode::immediate,
+             .num_threads = 2,
+             .scratch_bytes = std::size_t{64} << 20,
+             .name = "cpu"}),
         cuda({.device = kCuda, .scratch_bytes = std::size_t{256} << 20, .name = "cuda"}) {}
   BackendOwner cpu, cuda;
 };
@@ -105,26 +121,32 @@ struct Output {
   double tolerance;  ///< of relative_error(); 0 = the bits of the CPU
 };
 
-/// Runs make_op(side) on the CPU and twice on the device, from the same initial values of all `twins`; side(twin) is the
-/// view of a twin there. Requires every output within its tolerance of the CPU's, and equal bits of the two device runs.
+/// Runs make_op(side) on the CPU and twice on the device, from the same initial values of all
+/// `twins`; side(twin) is the view of a twin there. Requires every output within its tolerance of
+/// the CPU's, and equal bits of the two device runs.
 template <class MakeOp>
-void require_cuda_matches_cpu(BothBackends& both, const std::vector<const Twin*>& twins, const std::vector<Output>& outputs,
+void require_cuda_matches_cpu(BothBackends& both,
+                              const std::vector<const Twin*>& twins,
+                              const std::vector<Output>& outputs,
                               const MakeOp& make_op) {
   const auto reset = [&] {
-    for (const auto* twin : twins) twin->reset(both.cuda.stream());
+    for (const auto* twin : twins)
+      twin->reset(both.cuda.stream());
   };
   const auto run_on_device = [&] {
     reset();
     run(both.cuda.backend(), make_op([](const Twin& t) { return t.device.view(); }));
     std::vector<OwnedTensor> results;
-    for (const auto& output : outputs) results.push_back(download(output.twin->device.view(), both.cuda.stream()));
+    for (const auto& output : outputs)
+      results.push_back(download(output.twin->device.view(), both.cuda.stream()));
     return results;
   };
   const auto first = run_on_device(), second = run_on_device();
   reset();
   run(both.cpu.backend(), make_op([](const Twin& t) { return t.host.view(); }));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    INFO("output " << i << " " << to_string(first[i].view().shape()) << " " << name(first[i].view().dtype()));
+    INFO("output " << i << " " << to_string(first[i].view().shape()) << " "
+                   << name(first[i].view().dtype()));
     const auto want = outputs[i].twin->host.view();
     if (outputs[i].tolerance == 0) {
       CHECK(same_bits(first[i].view(), want));

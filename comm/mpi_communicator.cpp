@@ -1,0 +1,336 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include "comm/host_communicator.h"
+#include "comm/mpi_environment.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int kTagAllToAll = 1;
+constexpr int kTagMessage = 2;
+
+void check_mpi(int status, const char* call, int rank) {
+  if (status == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(status, text.data(), &length);
+  throw InternalError(
+      fmt::format("rank {}: {} failed with code {}: {}", rank, call, status, text.data()));
+}
+#define MOESAIC_MPI(call) check_mpi(call, #call, rank_)
+
+// Waiting without taking the core from the compute threads: MPI's own waits spin for ever.
+class Backoff {
+ public:
+  void pause() {
+    ++tries_;
+    if (tries_ < 200) return;
+    if (tries_ < 400) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(tries_ < 2000 ? 20 : 100));
+    }
+  }
+
+ private:
+  int tries_ = 0;
+};
+
+class MpiTransport final : public HostTransport {
+ public:
+  MpiTransport(MPI_Comm comm, std::int64_t max_message) : comm_(comm), max_message_(max_message) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  ~MpiTransport() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized == 0) MPI_Comm_free(&comm_);
+  }
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  const char* name() const noexcept override { return "mpi"; }
+
+  std::unique_ptr<HostTransport> split(int color, int key) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    MOESAIC_MPI(MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part));
+    if (part == MPI_COMM_NULL) return nullptr;
+    return std::make_unique<MpiTransport>(part, max_message_);
+  }
+
+  void all_to_all(std::span<const SendBlock> sends, std::span<const RecvBlock> receives) override {
+    const auto me = static_cast<std::size_t>(rank_);
+    for (int step = 1; step < size_; ++step) {  // each rank starts with another peer
+      const int from = (rank_ - step + size_) % size_;
+      post_receive(receives[static_cast<std::size_t>(from)], from, kTagAllToAll);
+    }
+    for (int step = 1; step < size_; ++step) {
+      const int to = (rank_ + step) % size_;
+      post_send(sends[static_cast<std::size_t>(to)], to, kTagAllToAll);
+    }
+    MOESAIC_CHECK(sends[me].bytes == receives[me].bytes,
+                  "a rank's rows for itself differ in number");
+    if (sends[me].bytes > 0 && sends[me].data != receives[me].data) {
+      std::memcpy(receives[me].data, sends[me].data, static_cast<std::size_t>(sends[me].bytes));
+    }
+    wait_all();
+  }
+
+  void broadcast(std::byte* data, std::int64_t bytes, int root) override {
+    for (std::int64_t at = 0; at < bytes; at += max_message_) {
+      const auto n = static_cast<int>(std::min(max_message_, bytes - at));
+      MOESAIC_MPI(MPI_Ibcast(data + at, n, MPI_BYTE, root, comm_, &requests_.emplace_back()));
+      wait_all();
+    }
+  }
+
+  void exchange(std::span<const Send> sends, std::span<const Receive> receives) override {
+    for (const auto& r : receives)
+      post_receive(r.block, r.peer, kTagMessage);
+    for (const auto& s : sends)
+      post_send(s.block, s.peer, kTagMessage);
+    wait_all();
+  }
+
+  void barrier() override {
+    MOESAIC_MPI(MPI_Ibarrier(comm_, &requests_.emplace_back()));
+    wait_all();
+  }
+
+  bool library_all_reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op) override {
+    const auto type = mpi_type(dtype);
+    if (!type) return false;
+    const MPI_Op mpi_op = op == ReduceOp::sum ? MPI_SUM : op == ReduceOp::max ? MPI_MAX : MPI_MIN;
+    const auto element = static_cast<std::int64_t>(byte_size(dtype));
+    const std::int64_t piece = std::max<std::int64_t>(1, max_message_ / element);
+    for (std::int64_t at = 0; at < count; at += piece) {
+      const auto n = static_cast<int>(std::min(piece, count - at));
+      MOESAIC_MPI(MPI_Iallreduce(
+          MPI_IN_PLACE, data + at * element, n, *type, mpi_op, comm_, &requests_.emplace_back()));
+      wait_all();
+    }
+    return true;
+  }
+
+ private:
+  static std::optional<MPI_Datatype> mpi_type(DType dtype) {
+    switch (dtype) {
+      case DType::f64:
+        return MPI_DOUBLE;
+      case DType::f32:
+        return MPI_FLOAT;
+      case DType::i64:
+        return MPI_INT64_T;
+      case DType::i32:
+        return MPI_INT32_T;
+      default:
+        return std::nullopt;
+    }
+  }
+  // Pieces of one block carry one tag: MPI keeps their order, and both sides cut alike. A block of
+  // no bytes is no message.
+  void post_receive(RecvBlock block, int peer, int tag) {
+    for (std::int64_t at = 0; at < block.bytes; at += max_message_) {
+      const auto n = static_cast<int>(std::min(max_message_, block.bytes - at));
+      MOESAIC_MPI(
+          MPI_Irecv(block.data + at, n, MPI_BYTE, peer, tag, comm_, &requests_.emplace_back()));
+      expected_.push_back(n);
+    }
+  }
+  void post_send(SendBlock block, int peer, int tag) {
+    for (std::int64_t at = 0; at < block.bytes; at += max_message_) {
+      const auto n = static_cast<int>(std::min(max_message_, block.bytes - at));
+      MOESAIC_MPI(
+          MPI_Isend(block.data + at, n, MPI_BYTE, peer, tag, comm_, &requests_.emplace_back()));
+    }
+  }
+  // Receives were posted first, so expected_[i] belongs to requests_[i].
+  void wait_all() {
+    std::vector<MPI_Status> statuses(requests_.size());
+    Backoff backoff;
+    for (int done = 0; done == 0;) {
+      MOESAIC_MPI(MPI_Testall(
+          static_cast<int>(requests_.size()), requests_.data(), &done, statuses.data()));
+      if (done == 0) backoff.pause();
+    }
+    requests_.clear();
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      int received = 0;
+      MPI_Get_count(&statuses[i], MPI_BYTE, &received);
+      MOESAIC_CHECK(received == expected_[i],
+                    fmt::format("rank {}: received {} bytes from rank {}, expected {}",
+                                rank_,
+                                received,
+                                statuses[i].MPI_SOURCE,
+                                expected_[i]));
+    }
+    expected_.clear();
+  }
+
+  MPI_Comm comm_;
+  std::int64_t max_message_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<MPI_Request> requests_;
+  std::vector<int> expected_;
+};
+
+class MpiCommunicator final : public HostCommunicator {
+ public:
+  using HostCommunicator::HostCommunicator;
+
+  [[noreturn]] void abort(int code, const std::string& why) override {
+    std::fprintf(
+        stderr, "moesaic: rank %d ends the job with code %d: %s\n", rank(), code, why.c_str());
+    std::fflush(nullptr);
+    // MPI_Abort reaches the others at once, but only the communication thread may call it; if that
+    // thread waits for a peer, the launcher ends the others when it sees this exit status.
+    queue().try_run([code] { MPI_Abort(MPI_COMM_WORLD, code); }, std::chrono::milliseconds(200));
+    std::_Exit(code);
+  }
+
+ protected:
+  std::unique_ptr<Communicator> make(std::unique_ptr<HostTransport> transport) override {
+    return std::make_unique<MpiCommunicator>(shared_queue(), std::move(transport), options());
+  }
+};
+
+std::optional<int> number_of(const EnvironmentLookup& environment, const char* variable) {
+  const char* text = environment(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (*end != '\0' || value < 0 || value > INT_MAX) return std::nullopt;
+  return static_cast<int>(value);
+}
+
+[[noreturn]] void throw_launch_mismatch(const char* variable,
+                                        int found,
+                                        const char* what,
+                                        int mpi_says) {
+  throw UsageError(
+      fmt::format("the launcher says {}={}, but MPI sees {} {}: this process does not belong to "
+                  "the job's MPI world, and {} "
+                  "processes would each train alone. Launch with the mpirun of the MPI library "
+                  "that moesaic was built with "
+                  "(mpirun -np N moesaic train …), or under Slurm with 'srun --mpi=pmix' ('srun "
+                  "--mpi=list' shows what is "
+                  "available). For a single process inside an allocation use 'mpirun -np 1'.",
+                  variable,
+                  found,
+                  what,
+                  mpi_says,
+                  found));
+}
+
+}  // namespace
+
+void check_launch(int mpi_rank, int mpi_size, const EnvironmentLookup& environment) {
+  // The innermost launcher counts: an mpirun of 2 inside a Slurm allocation of 8 is right.
+  for (const char* variable :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+    if (const auto size = number_of(environment, variable)) {
+      if (*size != mpi_size) throw_launch_mismatch(variable, *size, "a world of size", mpi_size);
+      break;
+    }
+  }
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (const auto rank = number_of(environment, variable)) {
+      if (*rank != mpi_rank) throw_launch_mismatch(variable, *rank, "rank", mpi_rank);
+      break;
+    }
+  }
+}
+
+struct MpiEnvironment::Impl {
+  std::shared_ptr<CommQueue> queue = std::make_shared<CommQueue>();
+  std::unique_ptr<MpiCommunicator> world;
+  int local_rank = 0;
+  int local_size = 1;
+  std::string version;
+  bool initialized = false;
+
+  ~Impl() {
+    world.reset();
+    if (initialized) queue->run([] { MPI_Finalize(); });
+  }
+
+  void start(const CommOptions& options) {
+    const int rank_ = 0;
+    int provided = 0;
+    MOESAIC_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
+    initialized = true;
+    if (provided < MPI_THREAD_FUNNELED) {
+      throw UsageError(
+          "this MPI library offers no thread support (MPI_THREAD_FUNNELED); use Open MPI 4.1 or "
+          "newer");
+    }
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MOESAIC_MPI(MPI_Get_library_version(text.data(), &length));
+    version = text.data();
+    MPI_Comm machine = MPI_COMM_NULL;
+    MOESAIC_MPI(
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine));
+    MPI_Comm_rank(machine, &local_rank);
+    MPI_Comm_size(machine, &local_size);
+    MPI_Comm_free(&machine);
+    MPI_Comm all = MPI_COMM_NULL;
+    MOESAIC_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &all));
+    transport = std::make_unique<MpiTransport>(all, options.max_message_bytes);
+  }
+  std::unique_ptr<HostTransport> transport;
+};
+
+MpiEnvironment::MpiEnvironment(const CommOptions& options) : impl_(std::make_unique<Impl>()) {
+  MOESAIC_CHECK(
+      options.max_message_bytes >= 1 && options.max_message_bytes <= (std::int64_t{1} << 30),
+      "max_message_bytes must lie in 1 … 2^30");
+  impl_->queue->run([&] { impl_->start(options); });
+  impl_->world =
+      std::make_unique<MpiCommunicator>(impl_->queue, std::move(impl_->transport), options);
+  check_launch(rank(), size(), [](const char* name) { return std::getenv(name); });
+}
+
+MpiEnvironment::~MpiEnvironment() {
+  // Unwinding from an error: the other ranks are not coming to MPI_Finalize, and the communication
+  // thread may be waiting for them. The process ends without it; the launcher ends the others.
+  if (std::uncaught_exceptions() > 0 && size() > 1) static_cast<void>(impl_.release());
+}
+int MpiEnvironment::rank() const noexcept {
+  return impl_->world->rank();
+}
+int MpiEnvironment::size() const noexcept {
+  return impl_->world->size();
+}
+int MpiEnvironment::local_rank() const noexcept {
+  return impl_->local_rank;
+}
+int MpiEnvironment::local_size() const noexcept {
+  return impl_->local_size;
+}
+std::string MpiEnvironment::library_version() const {
+  return impl_->version;
+}
+Communicator& MpiEnvironment::world() noexcept {
+  return *impl_->world;
+}
+
+}  // namespace moesaic

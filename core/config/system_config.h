@@ -1,0 +1,81 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config/enums.h"
+
+// How the work is laid out on the machine: sections parallel … debug. Meanings: system_config.cpp.
+namespace moesaic::config {
+
+template <class S>
+class Fields;
+
+struct ParallelConfig {
+  std::optional<std::int64_t> dp;  ///< empty = ranks / (tp * pp * cp)
+  std::int64_t tp = 1;
+  std::int64_t pp = 1;
+  std::int64_t cp = 1;
+  std::int64_t ep = 1;
+  std::int64_t etp = 1;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  LayerOrder order = LayerOrder::horizontal;
+  static void describe(Fields<ParallelConfig>& f);
+};
+
+struct DispatchConfig {
+  Exchange exchange = Exchange::automatic;
+  Hierarchy hierarchy = Hierarchy::inter_first;
+  std::int64_t hops = 2;
+  DispatchDtype dtype = DispatchDtype::activation;
+  static void describe(Fields<DispatchConfig>& f);
+};
+
+struct ActivationsConfig {
+  std::vector<std::string> recompute;  ///< name patterns; {"full"} = all that can be recomputed, {} or {"none"} = nothing
+  bool residual_offload = false;
+  static void describe(Fields<ActivationsConfig>& f);
+};
+
+struct ExpertsConfig {
+  ExpertOffload offload = ExpertOffload::none;
+  static void describe(Fields<ExpertsConfig>& f);
+};
+
+struct MemoryConfig {
+  std::optional<std::int64_t> device_budget;  ///< bytes
+  std::optional<std::int64_t> host_budget;    ///< bytes
+  std::optional<std::int64_t> file_budget;    ///< bytes
+  std::optional<std::string> file_path;
+  static void describe(Fields<MemoryConfig>& f);
+};
+
+struct CheckpointConfig {
+  std::int64_t every = 0;      ///< steps; 0 = only as save_at_end says
+  std::int64_t keep_last = 2;  ///< 0 = keep all
+  std::int64_t keep_every = 0; ///< steps; 0 = none is kept for good
+  bool async = false;
+  bool save_at_end = true;
+  static void describe(Fields<CheckpointConfig>& f);
+};
+
+struct CommConfig {
+  std::optional<std::int64_t> ranks_per_node;  ///< empty = from the launcher
+  double watchdog_s = 600;                     ///< 0 = off
+  static void describe(Fields<CommConfig>& f);
+};
+
+struct LogConfig {
+  std::int64_t interval = 1;
+  bool metrics = true;
+  static void describe(Fields<LogConfig>& f);
+};
+
+struct DebugConfig {
+  std::optional<std::int64_t> inject_nan_step;
+  bool immediate_streams = false;
+  static void describe(Fields<DebugConfig>& f);
+};
+
+}  // namespace moesaic::config

@@ -1,0 +1,90 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config/enums.h"
+
+// What is trained on, how long and how: sections run, data, train, optimizer. Meanings: training_config.cpp.
+namespace moesaic::config {
+
+template <class S>
+class Fields;
+
+struct RunConfig {
+  std::string dir;  ///< filled by load_config: runs/<name of the file>
+  std::int64_t seed = 1;
+  DeviceChoice device = DeviceChoice::automatic;
+  PrecisionChoice precision = PrecisionChoice::automatic;
+  bool deterministic = true;
+  std::int64_t threads = 1;
+  std::optional<double> max_minutes;
+  static void describe(Fields<RunConfig>& f);
+};
+
+struct DataConfig {
+  std::vector<std::string> train;
+  std::vector<std::string> valid;
+  DataFormat format = DataFormat::bytes_text;
+  std::int64_t sequence_length = 0;
+  static void describe(Fields<DataConfig>& f);
+};
+
+/// Scale of the learning rate of the parameters whose logical name matches.
+struct LrScaleConfig {
+  std::string pattern;
+  double scale = 1;
+  static void describe(Fields<LrScaleConfig>& f);
+};
+
+/// A stretch of the run; empty values are taken from data and optimizer.
+struct PhaseConfig {
+  std::int64_t until = 0;
+  std::optional<std::int64_t> sequence_length;
+  std::optional<LrSchedule> lr_schedule;
+  std::optional<double> lr;
+  std::optional<double> lr_min;
+  std::optional<std::int64_t> warmup_steps;
+  SparseStage sparse_stage = SparseStage::sparse;
+  std::vector<std::string> freeze;
+  std::vector<LrScaleConfig> lr_scale;
+  static void describe(Fields<PhaseConfig>& f);
+};
+
+struct TrainConfig {
+  std::int64_t steps = 0;
+  std::int64_t global_batch_size = 0;  ///< sequences
+  std::int64_t micro_batch_size = 1;   ///< sequences
+  std::int64_t eval_every = 0;         ///< steps; 0 = at the end only
+  std::int64_t eval_batches = 8;       ///< micro-batches per evaluation, over all ranks
+  std::vector<PhaseConfig> phases;
+  std::int64_t max_bad_steps = 10;
+  std::int64_t head_chunk_rows = 1024;
+  static void describe(Fields<TrainConfig>& f);
+};
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 0;
+  double lr_min = 0;
+  LrSchedule lr_schedule = LrSchedule::cosine;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;
+  DecayShape decay_shape = DecayShape::linear;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip_grad_norm = 1.0;  ///< 0 = no clipping
+  double muon_momentum = 0.95;
+  bool muon_nesterov = true;
+  bool muon_per_head = true;
+  std::int64_t ns_steps = 5;
+  std::optional<double> qk_clip_tau;
+  std::optional<double> ema_decay;
+  Untouched untouched = Untouched::decay;
+  static void describe(Fields<OptimizerConfig>& f);
+};
+
+}  // namespace moesaic::config

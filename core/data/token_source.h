@@ -1,0 +1,47 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moesaic::data {
+
+/// Byte-level vocabulary: token id = byte. Byte 0 does not occur in text and ends every document.
+constexpr std::int32_t kByteVocabulary = 256;
+constexpr std::int32_t kEndOfText = 0;
+/// Label of a position without loss.
+constexpr std::int32_t kIgnoredLabel = -100;
+
+std::vector<std::int32_t> tokens_of_text(std::string_view text);
+/// The text up to the first end-of-text token; ids outside [0, 256) become '?'.
+std::string text_of_tokens(std::span<const std::int32_t> tokens);
+
+/// Documents of tokens, each closed by kEndOfText, which counts in its length. Immutable, so usable
+/// from several threads.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  virtual std::int64_t num_documents() const noexcept = 0;
+  /// At least 2: one token and the end.
+  virtual std::int64_t document_length(std::int64_t document) const = 0;
+  /// Tokens [begin, begin + out.size()) of a document.
+  virtual void read(std::int64_t document,
+                    std::int64_t begin,
+                    std::span<std::int32_t> out) const = 0;
+  virtual const std::string& name() const noexcept = 0;
+  std::int64_t num_tokens() const;
+};
+
+/// Opens a text file as byte-level tokens. The file is plain text (any encoding without zero bytes,
+/// UTF-8 as a rule). A line that holds a form feed and nothing else (the bytes 0x0C 0x0A, or 0x0C
+/// at the end of the file) separates two documents; a file without such lines is one document.
+/// Empty documents are left out. The file is mapped, not read; it must not change while in use.
+/// Throws InputError (file, file:offset) for a missing, unreadable or empty file, one without text,
+/// a zero byte, or a byte that is not below `vocab_size`.
+std::unique_ptr<TokenSource> open_text(const std::string& path,
+                                       std::int64_t vocab_size = kByteVocabulary);
+
+}  // namespace moesaic::data

@@ -1,0 +1,97 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/model/kda_attention.h"
+#include "core/model/mla_attention.h"
+#include "core/model/moe.h"
+#include "core/nn/module.h"
+
+namespace moesaic {
+
+/// Softmax mixing over depth before a sublayer (SPEC section 6): pseudo-query and norm weight.
+struct DepthMix {
+  StorageId query, norm;
+  bool declared() const noexcept { return query.valid(); }
+};
+
+/// How a layer takes part in the residual scheme. Plain: h = cur, cur += f(norm(h)). Attention residuals: h is a softmax
+/// mix of the bank's snapshots and cur; a sublayer that starts a block first moves cur into the bank and begins a new
+/// sum with its own output.
+struct LayerResidual {
+  ResidualKind kind = ResidualKind::plain;
+  std::int64_t bank_size = 0;  ///< snapshots in the bank when the layer begins
+  bool attn_starts_block = false;
+  bool mlp_starts_block = false;  ///< only in the full form
+  std::int64_t bank_size_for_mlp() const { return bank_size + (attn_starts_block ? 1 : 0); }
+  std::int64_t bank_size_after() const { return bank_size_for_mlp() + (mlp_starts_block ? 1 : 0); }
+};
+
+struct DecoderLayerOptions {
+  std::int64_t hidden = 0;
+  double eps = 1e-5;
+  bool is_kda = false, is_moe = false;
+  KdaOptions kda;
+  MlaOptions mla;
+  MlpOptions dense;
+  MoeOptions moe;
+  LayerResidual residual;
+  bool moe_under_own_name = true;  ///< "block_sparse_moe." against "mlp."
+};
+
+/// One layer: attention sublayer and channel mixer, each behind a depth mix (or none) and an RMSNorm.
+class DecoderLayer {
+ public:
+  DecoderLayer(ParameterStore& params, const std::string& prefix, const DecoderLayerOptions& options);
+
+  /// Declares everything for micro-batches of `bounds` and decides what is saved.
+  void plan(const Bounds& bounds, const RecomputePolicy& policy);
+  const TapeSpec& tape_spec() const { return *spec_; }
+
+  /// What a layer boundary carries: the running sum and the bank's snapshots.
+  struct Bundle {
+    ConstTensorView cur;
+    std::vector<ConstTensorView> bank;
+  };
+  /// Runs the layer; the returned bundle's tensors live in `tape`'s slot and in those of earlier layers.
+  Bundle forward(RunContext& context, Tape& tape, const Bundle& in);
+  /// dcur [T, d] (compute type) holds the gradient of the outgoing sum and receives that of the incoming one. dbank: one
+  /// accumulator [T, d] (statistics type) per snapshot that existed after the layer; those the layer itself created are
+  /// consumed here.
+  void backward(RunContext& context, Tape& tape, TensorView dcur, std::span<const TensorView> dbank);
+
+  KdaAttention* kda() noexcept { return kda_.get(); }
+  MlaAttention* mla() noexcept { return mla_.get(); }
+  MoeLayer* moe() noexcept { return moe_.get(); }
+  const DecoderLayerOptions& options() const noexcept { return options_; }
+
+ private:
+  struct Sublayer {
+    Module* module = nullptr;
+    StorageId norm;
+    DepthMix mix;
+    ActId h, p, n, inv_rms, y;
+  };
+  void declare_sublayer(Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds);
+  /// From the gradient of the sublayer's output to that of its input h, which goes into dcur and dbank.
+  void backward_sublayer(Tape& tape, const Sublayer& s, ConstTensorView dy, TensorView dcur, std::span<const TensorView> dbank, ActId cur,
+                         std::int64_t sources);
+
+  DecoderLayerOptions options_;
+  Precision precision_;
+  std::unique_ptr<KdaAttention> kda_;
+  std::unique_ptr<MlaAttention> mla_;
+  std::unique_ptr<GatedMlp> mlp_;
+  std::unique_ptr<MoeLayer> moe_;
+  Sublayer attn_, channel_;
+  std::unique_ptr<TapeSpec> spec_;
+  std::vector<ActId> bank_;
+  ActId cur_in_, mid_, out_;
+};
+
+/// Declares the parameters of a depth mix: query [1, d] zero, norm weight [d] one.
+DepthMix declare_depth_mix(ParameterStore& params, const std::string& prefix, std::int64_t hidden);
+
+}  // namespace moesaic

@@ -1,0 +1,47 @@
+#pragma once
+#include "core/model/options.h"
+#include "core/nn/module.h"
+
+namespace moesaic {
+
+/// Kimi Delta Attention layer (SPEC 1.1):
+///
+///   q', k', v = silu(conv(x W^T));  q = L2(q') K^-1/2, k = L2(k');  beta = sigma(x Wb^T);  g = gate((x Wfa^T) Wfb^T)
+///   o = gated delta rule(q, k, v, g, beta);  y = (RMSNorm_head(o) * sigma(G)) Wo^T
+///   G = x Wg^T (full rank) or (x Wga^T) Wgb^T
+class KdaAttention : public Module {
+ public:
+  KdaAttention(ParameterStore& params, const std::string& prefix, const KdaOptions& options);
+  void declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) override;
+  void backward(Tape& tape, ConstTensorView dy, TensorView dx) override;
+
+  /// Where forward writes the final states [N, H, K, V] (statistics type); empty = not wanted. Their gradient for the
+  /// next backward; empty = zero. For tests and for continuing a sequence.
+  void set_states(TensorView final_states, ConstTensorView dfinal_states) {
+    final_states_ = final_states;
+    dfinal_states_ = dfinal_states;
+  }
+
+ private:
+  void declare_projections(TapeSpec& tape, std::int64_t tokens);
+  void declare_core(TapeSpec& tape, std::int64_t tokens);
+  void declare_output(TapeSpec& tape, std::int64_t tokens, ActId y);
+  TensorView backward_output(Tape& tape, ConstTensorView dy, TensorView dx);
+  void backward_core(Tape& tape, ConstTensorView d_o, TensorView dx);
+  Shape heads3(std::int64_t tokens) const { return {tokens, options_.heads, options_.head_dim}; }
+
+  KdaOptions options_;
+  Precision precision_;
+  // q, k, v share their code: index 0, 1, 2.
+  struct Stream3 {
+    StorageId proj, conv;
+    ActId raw, out;
+  };
+  Stream3 qkv_[3];
+  StorageId f_a_, f_b_, b_proj_, a_log_, dt_bias_, g_, g_a_, g_b_, o_norm_, o_proj_;
+  ActId x_, f_inner_, z_, beta_logit_, q_, k_, g_decay_, beta_, q_rstd_, k_rstd_, o_, gate_inner_, gate_, normed_, inv_rms_;
+  TensorView final_states_;
+  ConstTensorView dfinal_states_;
+};
+
+}  // namespace moesaic

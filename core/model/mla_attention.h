@@ -1,0 +1,52 @@
+#pragma once
+#include <memory>
+
+#include "core/model/indexer.h"
+#include "core/model/options.h"
+#include "core/nn/module.h"
+
+namespace moesaic {
+
+/// Multi-head latent attention (SPEC section 2), with or without query latent, rotation, output gate and a lightning
+/// indexer that restricts every query to its top-k keys (SPEC section 3):
+///
+///   q = RMSNorm(x Wqa^T) Wqb^T or x Wq^T;   c = RMSNorm(x Wkva_c^T);   kr = x Wkva_r^T;   kn, v = c Wkvb^T
+///   y = (softmax((dn+dr)^-1/2 <q, [kn; kr]>) v * sigma(x Wg^T)) Wo^T
+class MlaAttention : public Module {
+ public:
+  MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options);
+  void declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) override;
+  void backward(Tape& tape, ConstTensorView dy, TensorView dx) override;
+
+  /// Sparse stage: attention over selected keys (the default with an indexer). Warm-up: dense attention, the indexer
+  /// learns over all visible keys.
+  void set_sparse(bool sparse) { sparse_ = sparse; }
+  Indexer* indexer() noexcept { return indexer_.get(); }
+  BufferId max_logit() const noexcept { return max_logit_; }  ///< [H], of the step (QK-clip)
+  const MlaOptions& options() const noexcept { return options_; }
+  /// Names of the two matrices that QK-clip scales.
+  const std::string& query_matrix() const noexcept { return query_matrix_; }
+  const std::string& key_value_matrix() const noexcept { return key_value_matrix_; }
+  ActId lse() const noexcept { return lse_; }
+
+ private:
+  void declare_query(TapeSpec& tape, std::int64_t tokens);
+  void declare_key_value(TapeSpec& tape, std::int64_t tokens);
+  void declare_attention(TapeSpec& tape, std::int64_t tokens, ActId y);
+  TensorView backward_gate(Tape& tape, ConstTensorView dy, TensorView dx);
+  void backward_projections(Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx);
+  double scale() const;
+  std::int64_t qk_dim() const { return options_.qk_nope_dim + options_.qk_rope_dim; }
+  void rotate(Tape& tape, TensorView x, std::int64_t begin, bool inverse) const;
+
+  MlaOptions options_;
+  Precision precision_;
+  std::string query_matrix_, key_value_matrix_;
+  StorageId q_a_, q_a_norm_, q_b_, kv_a_, kv_a_norm_, kv_b_, g_, o_proj_;
+  BufferId max_logit_;
+  std::unique_ptr<Indexer> indexer_;
+  bool sparse_ = true;
+  ActId x_, qa_raw_, qa_, qa_inv_rms_, query_, c_raw_, c_, c_inv_rms_, kr_, kvb_, o_, lse_, gate_, gated_;
+};
+
+}  // namespace moesaic

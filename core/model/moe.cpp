@@ -1,0 +1,315 @@
+#include "core/model/moe.h"
+
+#include "core/nn/losses.h"
+#include "kernels/ops/balance.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/gemm.h"
+#include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/permute.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/step_scalars.h"
+
+namespace moesaic {
+
+MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
+    : options_(options), prefix_(prefix), precision_(params.precision()) {
+  const std::int64_t d = options.hidden, e = options.experts, f = options.inner, l = options.latent > 0 ? options.latent : d;
+  auto router = matrix_spec(prefix + "gate.weight", e, d, options.init_std, Part::router);
+  router.stored_as = StoredAs::stats;
+  router_ = params.declare(router);
+  bias_ = params.declare_buffer({.name = prefix + "gate.e_score_correction_bias",
+                                 .shape = {e},
+                                 .dtype = precision_.stats,
+                                 .is_parameter_in_checkpoint = true,
+                                 .part = Part::router});
+  counts_ = params.declare_buffer({.name = prefix + "step_counts", .shape = {e}, .dtype = DType::i64, .lifetime = Lifetime::step, .reduce = BufferReduce::sum});
+  if (options.bias_rule == BiasRule::quantile) {
+    histogram_ = params.declare_buffer({.name = prefix + "step_histogram",
+                                        .shape = {e, options.histogram_bins},
+                                        .dtype = DType::i32,
+                                        .lifetime = Lifetime::step,
+                                        .reduce = BufferReduce::sum});
+  }
+  if (options.aux_loss == AuxLoss::global) {
+    frequency_ = params.declare_buffer({.name = prefix + "load_frequency", .shape = {e}, .dtype = precision_.stats});
+  }
+  if (options.latent > 0) {
+    latent_down_ = params.declare(matrix_spec(prefix + "routed_expert_down_proj.weight", l, d, options.init_std, Part::latent));
+    if (options.latent_norm) latent_norm_ = params.declare(vector_spec(prefix + "routed_expert_norm.weight", l, Init::Kind::ones, Part::latent));
+    latent_up_ = params.declare(matrix_spec(prefix + "routed_expert_up_proj.weight", d, l, options.init_std, Part::latent));
+  }
+  const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols) {
+    auto s = matrix_spec(prefix + "experts.{}." + which + ".weight", rows, cols, options.init_std, Part::routed_expert);
+    s.members = e;
+    s.active_members = options.top_k;
+    return s;
+  };
+  w13_ = params.declare_storage(prefix + "experts.w13", e, 2 * f, l, StoredAs::compute);
+  params.declare(expert("w1", f, l), w13_, 0);
+  params.declare(expert("w3", f, l), w13_, f);
+  w2_ = params.declare(expert("w2", l, f));
+  if (options.shared_inner > 0) {
+    shared_ = std::make_unique<GatedMlp>(params, prefix + "shared_experts.",
+                                         MlpOptions{d, options.shared_inner, options.activation, options.init_std}, Part::shared_expert);
+  }
+}
+
+void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
+  a_.x = x;
+  declare_routing(tape, bounds.tokens);
+  declare_experts(tape, bounds.tokens);
+  declare_output(tape, bounds, y);
+}
+
+void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
+  const std::int64_t e = options_.experts, k = options_.top_k;
+  const DType stats = precision_.stats;
+  a_.logits = tape.activation("moe.logits", {tokens, e}, stats);
+  a_.scores = tape.activation("moe.scores", {tokens, e}, stats);
+  a_.topk = tape.activation("moe.topk", {tokens, k}, DType::i32);
+  a_.weights = tape.activation("moe.weights", {tokens, k}, stats);
+  a_.counts = tape.activation("moe.counts", {e}, DType::i32);
+  tape.step("moe.router", {a_.x}, {a_.logits}, [this](Tape& p) {
+    linear(p, p.out(a_.logits), cast_to(p, p.in(a_.x), precision_.stats, "moe.x"), router_);
+  });
+  const bool wants_cutoff = k < e && !(options_.num_groups > 1 && options_.topk_groups < options_.num_groups);
+  std::vector<ActId> chosen{a_.scores, a_.topk, a_.weights, a_.counts};
+  if (wants_cutoff) {
+    a_.cutoff = tape.activation("moe.cutoff", {tokens}, stats);
+    chosen.push_back(a_.cutoff);
+  }
+  tape.step("moe.choose", {a_.logits}, chosen, [this](Tape& p) {
+        p.run(RouterForward{.scores = p.out(a_.scores),
+                            .topk = p.out(a_.topk),
+                            .weights = p.out(a_.weights),
+                            .cutoff = a_.cutoff.valid() ? p.out(a_.cutoff) : TensorView(),
+                            .counts = p.out(a_.counts),
+                            .logits = p.in(a_.logits),
+                            .bias = p.context().params.buffer(bias_),
+                            .given = given_,
+                            .score = options_.score,
+                            .num_groups = options_.num_groups,
+                            .topk_groups = options_.topk_groups,
+                            .renormalize = options_.renormalize,
+                            .route_scale = options_.route_scale});
+      }, StepKind::chooses);
+  if (options_.capacity > 0) {
+    a_.kept = tape.activation("moe.kept", {tokens, k}, DType::u8);
+    tape.step("moe.capacity", {a_.topk, a_.weights}, {a_.kept}, [this](Tape& p) {
+          p.run(ExpertCapacity{.kept = p.out(a_.kept),
+                               .topk = p.in(a_.topk),
+                               .weights = p.in(a_.weights),
+                               .num_experts = options_.experts,
+                               .capacity = options_.capacity,
+                               .policy = options_.drop_policy});
+        }, StepKind::chooses);
+  }
+  a_.offsets = tape.activation("moe.offsets", {e + 1}, DType::i32);
+  a_.row_of_assignment = tape.activation("moe.row_of_assignment", {tokens, k}, DType::i32);
+  a_.token_of_row = tape.activation("moe.token_of_row", {tokens * k}, DType::i32);
+  std::vector<ActId> reads{a_.topk};
+  if (a_.kept.valid()) reads.push_back(a_.kept);
+  tape.step("moe.plan", reads, {a_.offsets, a_.row_of_assignment, a_.token_of_row}, [this](Tape& p) {
+        p.run(DispatchPlan{.offsets = p.out(a_.offsets),
+                           .row_of_assignment = p.out(a_.row_of_assignment),
+                           .token_of_row = p.out(a_.token_of_row),
+                           .topk = p.in(a_.topk),
+                           .kept = a_.kept.valid() ? p.in(a_.kept) : ConstTensorView()});
+      }, StepKind::chooses);
+  // Counters change state, so they are a step of their own that nothing reads: replays never repeat it.
+  tape.step("moe.count", {a_.logits, a_.scores, a_.topk, a_.counts}, {}, [this](Tape& p) { count(p); }, StepKind::chooses);
+}
+
+void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
+  const DType compute = precision_.compute;
+  const std::int64_t rows = tokens * options_.top_k, f = options_.inner, l = options_.latent > 0 ? options_.latent : options_.hidden;
+  if (options_.latent > 0) {
+    a_.z = tape.activation("moe.z", {tokens, l}, compute);
+    tape.step("moe.latent_down", {a_.x}, {a_.z}, [this](Tape& p) { linear(p, p.out(a_.z), p.in(a_.x), latent_down_); });
+  } else {
+    a_.z = a_.x;
+  }
+  a_.xs = tape.activation("moe.xs", {rows, l}, compute);
+  a_.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
+  a_.h = tape.activation("moe.h", {rows, f}, compute);
+  a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
+  tape.step("moe.dispatch", {a_.z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
+    p.run(dispatch_rows(p.out(a_.xs), p.in(a_.z), p.in(a_.token_of_row), p.in(a_.offsets)));
+  });
+  tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up}, [this](Tape& p) {
+    const WeightLease w = p.weight(w13_);
+    p.run(GroupedLinearForward{.y = p.out(a_.gate_up), .x = p.in(a_.xs), .w = w.view(), .offsets = p.in(a_.offsets),
+                               .slot_of_expert = p.context().params.slot_of_member(w13_)});
+  });
+  tape.step("moe.glu", {a_.gate_up, a_.offsets}, {a_.h}, [this](Tape& p) {
+    p.run(GluForward{.h = p.out(a_.h), .gate_up = p.in(a_.gate_up), .row_count = rows_in_use(p.in(a_.offsets)), .activation = options_.activation});
+  });
+  tape.step("moe.down", {a_.h, a_.offsets}, {a_.ye}, [this](Tape& p) {
+    const WeightLease w = p.weight(w2_);
+    p.run(GroupedLinearForward{.y = p.out(a_.ye), .x = p.in(a_.h), .w = w.view(), .offsets = p.in(a_.offsets),
+                               .slot_of_expert = p.context().params.slot_of_member(w2_)});
+  });
+}
+
+void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
+  const std::int64_t tokens = bounds.tokens;
+  const DType compute = precision_.compute;
+  const auto combine = [this](Tape& p, ActId u) {
+    p.run(combine_rows(p.out(u), p.in(a_.ye), p.in(a_.weights), p.in(a_.row_of_assignment)));
+  };
+  std::vector<ActId> reads{a_.ye, a_.weights, a_.row_of_assignment};
+  if (options_.latent > 0) {
+    a_.u = tape.activation("moe.u", {tokens, options_.latent}, compute);
+    tape.step("moe.combine", reads, {a_.u}, [this, combine](Tape& p) { combine(p, a_.u); });
+    a_.un = a_.u;
+    if (options_.latent_norm) {
+      a_.un = tape.activation("moe.un", {tokens, options_.latent}, compute);
+      a_.u_inv_rms = tape.activation("moe.u_inv_rms", {tokens}, precision_.stats);
+      tape.step("moe.norm", {a_.u}, {a_.un, a_.u_inv_rms}, [this](Tape& p) {
+        const WeightLease w = p.weight(latent_norm_);
+        p.run(RmsNormForward{.y = p.out(a_.un), .inv_rms = p.out(a_.u_inv_rms), .x = p.in(a_.u), .weight = w.view(), .eps = options_.eps});
+      });
+    }
+    reads = {a_.un};
+  }
+  if (shared_) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  tape.step("moe.output", reads, {y}, [this, y, combine](Tape& p) {
+    if (options_.latent > 0) {
+      linear(p, p.out(y), p.in(a_.un), latent_up_);
+    } else {
+      combine(p, y);
+    }
+    if (shared_) shared_->add_output(p, p.out(y), true);
+  });
+}
+
+RouterLosses MoeLayer::losses(Tape& tape) const {
+  const TensorView scalars = tape.context().step_scalars;
+  RouterLosses r;
+  r.z_weight = options_.z_weight;
+  r.sequence_weight = options_.aux_loss == AuxLoss::sequence ? options_.aux_weight : 0;
+  r.switch_weight = options_.aux_loss == AuxLoss::switch_ ? options_.aux_weight : 0;
+  r.global_weight = options_.aux_loss == AuxLoss::global ? options_.aux_weight : 0;
+  r.cu = tape.sequence().cu;
+  if (frequency_.valid()) r.frequency = tape.context().params.buffer(frequency_);
+  r.tokens = step_scalar(scalars, StepScalar::tokens);
+  r.documents = step_scalar(scalars, StepScalar::documents);
+  return r;
+}
+
+void MoeLayer::count(Tape& tape) {
+  if (!tape.context().training) return;
+  ParameterStore& params = tape.context().params;
+  tape.run(AccumulateCounts{.total = params.buffer(counts_), .counts = tape.in(a_.counts)});
+  if (histogram_.valid()) {
+    tape.run(BalanceHistogram{.histogram = params.buffer(histogram_), .scores = tape.in(a_.scores), .cutoff = tape.in(a_.cutoff), .bias = params.buffer(bias_)});
+  }
+  if (options_.bias_rule == BiasRule::quantile_exact && !margins_.empty()) {
+    const std::int64_t tokens = tape.in(a_.scores).dim(0);
+    tape.run(BalanceMargins{.margins = margins_.rows(margin_rows_, margin_rows_ + tokens), .scores = tape.in(a_.scores), .cutoff = tape.in(a_.cutoff)});
+    margin_rows_ += tokens;
+  }
+  if (const RouterLosses r = losses(tape); r.any()) {
+    tape.run(RouterLossForward{.balance_loss = loss_slot(tape.context().losses, Loss::balance),
+                               .z_loss = loss_slot(tape.context().losses, Loss::router_z),
+                               .logits = tape.in(a_.logits),
+                               .scores = tape.in(a_.scores),
+                               .topk = tape.in(a_.topk),
+                               .losses = r});
+  }
+}
+
+// From du [T, l] to dz [T, l]; fills dweights [T, k]. SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
+TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView dweights) {
+  const DType compute = precision_.compute;
+  const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets);
+  const std::int64_t rows = gate_up.dim(0), f = options_.inner, l = du.dim(1);
+  const ParameterStore& params = tape.context().params;
+
+  const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
+  tape.run(combine_rows_backward(dys, du, tape.in(a_.token_of_row), offsets));
+  const TensorView r = tape.temp({rows, f}, compute, "d moe.h");
+  {
+    const WeightLease w = tape.weight(w2_);
+    tape.run(GroupedLinearBackwardInput{.dx = r, .dy = dys, .w = w.view(), .offsets = offsets, .slot_of_expert = params.slot_of_member(w2_)});
+  }
+  const TensorView row_weight = tape.temp({rows}, precision_.stats, "moe.row_weight");
+  tape.run(RowWeightForward{.row_weight = row_weight, .weights = tape.in(a_.weights), .row_of_assignment = tape.in(a_.row_of_assignment)});
+  const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
+  const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
+  const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
+  tape.run(GluBackward{.dgate_up = dgate_up,
+                       .drow_weight = drow_weight,
+                       .h = weighted_h,
+                       .dh = r,
+                       .gate_up = gate_up,
+                       .row_weight = row_weight,
+                       .row_count = rows_in_use(offsets),
+                       .activation = options_.activation,
+                       .weight_h = true});
+  if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
+    tape.run_weight_gradient(GroupedLinearBackwardWeight{.dw = dw2, .dy = dys, .x = weighted_h, .offsets = offsets, .slot_of_expert = params.slot_of_member(w2_)});
+  }
+  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
+    tape.run_weight_gradient(GroupedLinearBackwardWeight{.dw = dw13, .dy = dgate_up, .x = tape.in(a_.xs), .offsets = offsets, .slot_of_expert = params.slot_of_member(w13_)});
+  }
+  tape.run(RowWeightBackward{.dweights = dweights, .drow_weight = drow_weight, .row_of_assignment = tape.in(a_.row_of_assignment)});
+  const TensorView dxs = tape.temp({rows, l}, compute, "d moe.xs");
+  {
+    const WeightLease w = tape.weight(w13_);
+    tape.run(GroupedLinearBackwardInput{.dx = dxs, .dy = dgate_up, .w = w.view(), .offsets = offsets, .slot_of_expert = params.slot_of_member(w13_)});
+  }
+  const TensorView dz = tape.temp({du.dim(0), l}, compute, "d moe.z");
+  tape.run(dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment)));
+  return dz;
+}
+
+void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView dx) {
+  const ConstTensorView x = tape.in(a_.x), scores = tape.in(a_.scores);
+  const TensorView dlogits = tape.temp(scores.shape(), precision_.stats, "d moe.logits");
+  const RouterLosses r = losses(tape);
+  tape.run(RouterBackward{.dlogits = dlogits,
+                          .dweights = dweights,
+                          .logits = tape.in(a_.logits),
+                          .scores = scores,
+                          .weights = tape.in(a_.weights),
+                          .topk = tape.in(a_.topk),
+                          .score = options_.score,
+                          .renormalize = options_.renormalize,
+                          .route_scale = options_.route_scale,
+                          .losses = r});
+  const ConstTensorView xs = cast_to(tape, x, precision_.stats, "moe.x");
+  if (dx.dtype() == precision_.stats) {
+    linear_backward(tape, dx, dlogits, xs, router_, true);
+  } else {
+    const TensorView wide = tape.temp(dx.shape(), precision_.stats, "d moe.x");
+    linear_backward(tape, wide, dlogits, xs, router_, false);
+    tape.run(Accumulate{.y = dx, .x = wide});
+  }
+}
+
+void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
+  const std::int64_t tokens = dy.dim(0);
+  const DType compute = precision_.compute;
+  ConstTensorView du = dy;
+  if (options_.latent > 0) {
+    const TensorView dun = tape.temp({tokens, options_.latent}, compute, "d moe.un");
+    linear_backward(tape, dun, dy, tape.in(a_.un), latent_up_, false);
+    if (options_.latent_norm) {
+      const WeightLease w = tape.weight(latent_norm_);
+      tape.run(RmsNormBackward{.dx = dun, .dweight = tape.grad(latent_norm_), .dy = dun, .x = tape.in(a_.u), .weight = w.view(), .inv_rms = tape.in(a_.u_inv_rms)});
+    }
+    du = dun;
+  }
+  const TensorView dweights = tape.temp({tokens, options_.top_k}, precision_.stats, "d moe.weights");
+  const TensorView dz = backward_experts(tape, du, dweights);
+  if (options_.latent > 0) {
+    linear_backward(tape, dx, dz, tape.in(a_.x), latent_down_, false);
+  } else {
+    tape.run(Cast{.y = dx, .x = dz});
+  }
+  backward_router(tape, dweights, dx);
+  if (shared_) shared_->backward_into(tape, dy, dx, true);
+}
+
+}  // namespace moesaic

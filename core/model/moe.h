@@ -1,0 +1,66 @@
+#pragma once
+#include <optional>
+
+#include "core/model/mlp.h"
+#include "core/model/options.h"
+#include "core/nn/module.h"
+
+namespace moesaic {
+
+/// Mixture of experts, plain or Stable LatentMoE (SPEC section 4), dropless unless a capacity is set:
+///
+///   logits = x W_r^T (statistics type), topk over sigma(logits) + bias,
+///   u = sum_j w_j E_j(z),  z = x W_d^T (latent) or x,  y = RMSNorm(u) W_u^T (latent) or u,  plus shared experts
+///
+/// Routing is chosen once per micro-batch and saved; rows are sorted by expert, their number lives in tensors.
+class MoeLayer : public Module {
+ public:
+  MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options);
+  void declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) override;
+  void backward(Tape& tape, ConstTensorView dy, TensorView dx) override;
+
+  const MoeOptions& options() const noexcept { return options_; }
+
+  // --- state of balancing, declared in the parameter store
+  BufferId bias() const noexcept { return bias_; }
+  BufferId counts() const noexcept { return counts_; }        ///< i64 [E], of the step
+  BufferId histogram() const noexcept { return histogram_; }  ///< i32 [E, bins], of the step (quantile rule)
+  BufferId frequency() const noexcept { return frequency_; }  ///< [E], of the previous step (global auxiliary loss)
+
+  /// Memory for the margins of all tokens of a step, [tokens, E]; the exact quantile rule needs it before forward.
+  /// Micro-batches append; reset_margins() starts a step.
+  void set_margins(TensorView margins) { margins_ = margins; }
+  void reset_margins() { margin_rows_ = 0; }
+  ConstTensorView margins() const { return margins_.rows(0, margin_rows_); }
+
+  // --- activations, for tests and statistics
+  struct Activations {
+    ActId x, logits, scores, topk, weights, cutoff, counts, kept, offsets, row_of_assignment, token_of_row, z, xs, row_weight, gate_up,
+        h, ye, u, u_inv_rms, un;
+  };
+  const Activations& activations() const noexcept { return a_; }
+  /// A choice to replay in the next forward passes, i32 [T, k]; empty = choose.
+  void set_given(ConstTensorView given) { given_ = given; }
+
+ private:
+  void declare_routing(TapeSpec& tape, std::int64_t tokens);
+  void declare_experts(TapeSpec& tape, std::int64_t tokens);
+  void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
+  RouterLosses losses(Tape& tape) const;
+  void count(Tape& tape);
+  TensorView backward_experts(Tape& tape, ConstTensorView du, TensorView dweights);
+  void backward_router(Tape& tape, ConstTensorView dweights, TensorView dx);
+
+  MoeOptions options_;
+  std::string prefix_;
+  Precision precision_;
+  StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
+  BufferId bias_, counts_, histogram_, frequency_;
+  std::unique_ptr<GatedMlp> shared_;
+  Activations a_;
+  ConstTensorView given_;
+  TensorView margins_;
+  std::int64_t margin_rows_ = 0;
+};
+
+}  // namespace moesaic

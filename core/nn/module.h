@@ -1,0 +1,45 @@
+#pragma once
+#include "core/nn/tape.h"
+
+namespace moesaic {
+
+/// Extents for which activations are declared.
+struct Bounds {
+  std::int64_t tokens = 0;  ///< T of a micro-batch
+};
+
+/// A part of a layer with an explicit forward and backward. The constructor declares parameters; declare() declares
+/// activations and the steps that compute y from x; backward() turns dy into dx and adds into parameter gradients.
+/// Backward code reads activations through Tape::in() and holds no case for recomputation.
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Adds steps that read `x` [T, d] and write `y` [T, d], both of compute type.
+  virtual void declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) = 0;
+  /// dx is overwritten; dy is only read. Called inside Tape::backward().
+  virtual void backward(Tape& tape, ConstTensorView dy, TensorView dx) = 0;
+};
+
+// --- linear layers through the tape; weights are [out, in]
+/// y (+)= x W^T.
+void linear(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, bool accumulate = false);
+/// dx (+)= dy W and dW += dy^T x. `dx` may be empty (inputs without gradient).
+void linear_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, bool accumulate_dx);
+/// The same for rows [begin, end) of W, i.e. for a slice of the outputs.
+void linear_rows(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, RowRange rows);
+void linear_rows_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, RowRange rows,
+                          bool accumulate_dx);
+/// `x` in the wanted type: x itself, or a rounded copy that lives as long as Tape::temp() memory.
+ConstTensorView cast_to(Tape& tape, ConstTensorView x, DType dtype, const char* tag);
+
+// --- declarations
+ParameterSpec matrix_spec(std::string name, std::int64_t rows, std::int64_t cols, double std, Part part);
+ParameterSpec vector_spec(std::string name, std::int64_t n, Init::Kind init, Part part, StoredAs stored_as = StoredAs::compute);
+/// Row blocks of `heads` consecutive heads, each cut into consecutive parts (per-head Muon).
+std::vector<RowRange> head_blocks(std::int64_t heads, std::initializer_list<std::int64_t> parts);
+
+}  // namespace moesaic

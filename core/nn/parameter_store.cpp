@@ -1,0 +1,263 @@
+#include "core/nn/parameter_store.h"
+
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "core/base/random.h"
+
+namespace moesaic {
+namespace {
+
+constexpr std::size_t kAlign = 64;
+std::size_t aligned(std::size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
+  switch (init.kind) {
+    case Init::Kind::zeros: return 0.0;
+    case Init::Kind::ones: return 1.0;
+    case Init::Kind::normal:
+      for (std::uint64_t attempt = 0;; ++attempt) {
+        const double x = standard_normal(mix64(key + attempt), index);
+        if (std::abs(x) <= 3.0) return init.a * x;
+      }
+    case Init::Kind::uniform: return init.a + (init.b - init.a) * uniform(key, index);
+    case Init::Kind::log_uniform: return std::log(init.a + (init.b - init.a) * uniform(key, index));
+    case Init::Kind::inverse_softplus: {
+      const double u = std::log(init.a) + (std::log(init.b) - std::log(init.a)) * uniform(key, index);
+      const double dt = std::max(1e-4, std::exp(u));
+      return dt + std::log(-std::expm1(-dt));
+    }
+  }
+  return 0.0;
+}
+
+void store(TensorView to, std::int64_t i, double value) {
+  switch (to.dtype()) {
+    case DType::f64: to.as<double>()[i] = value; break;
+    case DType::f32: to.as<float>()[i] = static_cast<float>(value); break;
+    case DType::bf16: to.as<bf16>()[i] = bf16(static_cast<float>(value)); break;
+    default: check_failed(__FILE__, __LINE__, "floating", "parameters are floating");
+  }
+}
+
+}  // namespace
+
+const char* name(Part part) noexcept {
+  switch (part) {
+    case Part::embedding: return "embedding";
+    case Part::head: return "head";
+    case Part::norm: return "norms";
+    case Part::kda: return "KDA";
+    case Part::mla: return "MLA";
+    case Part::indexer: return "indexer";
+    case Part::dense_mlp: return "dense MLP";
+    case Part::router: return "router";
+    case Part::latent: return "latent projections";
+    case Part::shared_expert: return "shared experts";
+    case Part::routed_expert: return "routed experts";
+    case Part::attn_res: return "attention residuals";
+    case Part::mtp: return "MTP";
+  }
+  return "?";
+}
+
+StorageId ParameterStore::declare_storage(const std::string& storage_name, std::int64_t members, std::int64_t rows, std::int64_t cols,
+                                          StoredAs stored_as) {
+  MOESAIC_CHECK(!sealed_, "declarations come before seal()");
+  Storage s;
+  s.name = storage_name;
+  s.members = members;
+  s.rows = rows;
+  s.cols = cols;
+  s.shape = members > 0 ? Shape{members, rows, cols} : Shape{rows, cols};
+  s.stored_as = stored_as;
+  s.dtype = stored_as == StoredAs::compute ? precision_.compute : precision_.stats;
+  storages_.push_back(s);
+  return {static_cast<std::int32_t>(storages_.size() - 1)};
+}
+
+ParamId ParameterStore::declare(ParameterSpec spec, StorageId storage, std::int64_t first_row) {
+  MOESAIC_CHECK(!sealed_, "declarations come before seal()");
+  MOESAIC_CHECK(!find(spec.name).valid(), "parameter '" + spec.name + "' is declared twice");
+  Storage& s = at(storage);
+  MOESAIC_CHECK(spec.members == s.members && spec.stored_as == s.stored_as, "'" + spec.name + "' does not fit its storage");
+  const std::int64_t rows = spec.shape.numel() / s.cols;
+  MOESAIC_CHECK(rows * s.cols == spec.shape.numel() && first_row + rows <= s.rows, "'" + spec.name + "' lies outside its storage");
+  const ParamId id{static_cast<std::int32_t>(params_.size())};
+  s.params.push_back(id);
+  index_of_name_[spec.name] = id.index;
+  params_.push_back(std::move(spec));
+  param_place_.push_back({storage, first_row, false, true});
+  return id;
+}
+
+StorageId ParameterStore::declare(ParameterSpec spec) {
+  const std::int64_t cols = spec.shape.rank == 0 ? 1 : spec.shape[spec.shape.rank - 1];
+  const std::int64_t rows = cols == 0 ? 0 : spec.shape.numel() / cols;
+  const StorageId id = declare_storage(spec.name, spec.members, rows, cols, spec.stored_as);
+  if (spec.members == 0) at(id).shape = spec.shape;  // vectors stay vectors
+  declare(std::move(spec), id, 0);
+  return id;
+}
+
+BufferId ParameterStore::declare_buffer(BufferSpec spec) {
+  MOESAIC_CHECK(!sealed_, "declarations come before seal()");
+  buffers_.push_back(std::move(spec));
+  return {static_cast<std::int32_t>(buffers_.size() - 1)};
+}
+
+void ParameterStore::seal(Device device, std::span<const bool> ever_trained) {
+  MOESAIC_CHECK(!sealed_, "sealed twice");
+  MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(), "one flag per parameter");
+  device_ = device;
+  for (std::size_t i = 0; i < ever_trained.size(); ++i) {
+    param_place_[i].trained = ever_trained[i];
+    param_place_[i].frozen = !ever_trained[i];
+  }
+  std::size_t weight_bytes = 0, master_bytes = 0, slot_bytes = 0;
+  std::int64_t grad_elements = 0;
+  for (const auto& s : storages_) {
+    weight_bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
+    if (s.dtype != precision_.master) master_bytes += aligned(byte_size(precision_.master) * static_cast<std::size_t>(s.shape.numel()));
+    slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
+    int trained = 0;
+    for (const ParamId p : s.params) trained += param_place_[static_cast<std::size_t>(p.index)].trained ? 1 : 0;
+    if (trained != 0 && trained != static_cast<int>(s.params.size())) {
+      throw UsageError(fmt::format("'{}' holds parameters that are frozen and parameters that are not; freeze all of them or none", s.name));
+    }
+    if (trained != 0) grad_elements += static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
+  }
+  weight_memory_ = Buffer(weight_bytes, device, "weights");
+  if (master_bytes > 0) master_memory_ = Buffer(master_bytes, device, "master weights");
+  grad_memory_ = Buffer(byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), device, "gradients");
+  if (slot_bytes > 0) slot_memory_ = Buffer(slot_bytes, device, "expert slots");
+  grads_ = grad_memory_.view({grad_elements}, precision_.grad);
+
+  std::size_t w = 0, m = 0, g = 0, t = 0;
+  for (auto& s : storages_) {
+    const auto n = static_cast<std::size_t>(s.shape.numel());
+    s.weight = weight_memory_.view(s.shape, s.dtype, w);
+    w += aligned(byte_size(s.dtype) * n);
+    if (s.dtype != precision_.master) {
+      s.master = master_memory_.view(s.shape, precision_.master, m);
+      m += aligned(byte_size(precision_.master) * n);
+    } else {
+      s.master = s.weight;
+    }
+    if (!s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].trained) {
+      s.grad = grad_memory_.view(s.shape, precision_.grad, g);
+      g += byte_size(precision_.grad) * aligned(n);
+    }
+    if (s.members > 0) {
+      s.slots = slot_memory_.view({s.members}, DType::i32, t);
+      t += aligned(4 * static_cast<std::size_t>(s.members));
+    }
+  }
+
+  std::size_t buffer_bytes = 0;
+  for (const auto& b : buffers_) buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
+  if (buffer_bytes > 0) buffer_memory_ = Buffer(buffer_bytes, device, "persistent buffers");
+  std::size_t offset = 0;
+  for (const auto& b : buffers_) {
+    buffer_views_.push_back(buffer_memory_.view(b.shape, b.dtype, offset));
+    offset += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
+  }
+  sealed_ = true;
+}
+
+void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
+  MOESAIC_CHECK(sealed_, "initialize() comes after seal()");
+  const bool on_host = device_.kind == Device::Kind::cpu;
+  // On a device the values go through one staging tensor at a time.
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    const ParameterSpec& spec = params_[i];
+    for (std::int64_t e = 0; e < std::max<std::int64_t>(1, spec.members); ++e) {
+      const std::uint64_t key = mix64(seed ^ hash_name(member_name(id, e)));
+      const auto fill = [&](TensorView to) {
+        if (on_host) {
+          for (std::int64_t k = 0; k < to.numel(); ++k) store(to, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
+          return;
+        }
+        const Buffer staging(to.bytes(), kCpu, "initial values");
+        const TensorView host = staging.view(to.shape(), to.dtype());
+        for (std::int64_t k = 0; k < to.numel(); ++k) store(host, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
+        copy_tensor(to, host, stream);
+        stream.synchronize();
+      };
+      fill(weight(id, e));
+      if (!masters_are_weights(id)) fill(master(id, e));
+    }
+  }
+  for (auto& s : storages_) {
+    if (s.members == 0) continue;
+    const Buffer staging(s.slots.bytes(), kCpu, "initial values");
+    const TensorView host = staging.view(s.slots.shape(), DType::i32);
+    for (std::int64_t e = 0; e < s.members; ++e) host.as<std::int32_t>()[e] = static_cast<std::int32_t>(e);
+    copy_tensor(s.slots, host, stream);
+    stream.synchronize();
+  }
+  for (const auto& b : buffer_views_) zero_tensor(b, stream);
+  stream.synchronize();
+}
+
+WeightLease ParameterStore::acquire(StorageId id, Stream&) const { return WeightLease(at(id).weight); }
+
+TensorView ParameterStore::grad(StorageId id) const {
+  const Storage& s = at(id);
+  const bool is_frozen = !s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].frozen;
+  return is_frozen ? TensorView() : s.grad;
+}
+
+ConstTensorView ParameterStore::slot_of_member(StorageId id) const { return at(id).slots; }
+TensorView ParameterStore::buffer(BufferId id) const { return buffer_views_[static_cast<std::size_t>(id.index)]; }
+
+std::string ParameterStore::member_name(ParamId id, std::int64_t member) const {
+  const ParameterSpec& spec = params_[static_cast<std::size_t>(id.index)];
+  if (spec.members == 0) return spec.name;
+  std::string n = spec.name;
+  const auto at_brace = n.find("{}");
+  MOESAIC_CHECK(at_brace != std::string::npos, "a family's name holds {}");
+  return n.replace(at_brace, 2, std::to_string(member));
+}
+
+TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t member) const {
+  if (whole.empty()) return {};
+  const Place& place = param_place_[static_cast<std::size_t>(id.index)];
+  const Storage& s = at(place.storage);
+  const ParameterSpec& spec = params_[static_cast<std::size_t>(id.index)];
+  const std::int64_t rows = spec.shape.numel() / std::max<std::int64_t>(1, s.cols);
+  const std::int64_t all_rows = std::max<std::int64_t>(1, s.members) * s.rows;
+  const TensorView flat = whole.reshaped({all_rows, s.cols});
+  const std::int64_t begin = member * s.rows + place.first_row;
+  return flat.rows(begin, begin + rows).reshaped(spec.shape);
+}
+
+TensorView ParameterStore::weight(ParamId id, std::int64_t member) const { return box(at(storage_of(id)).weight, id, member); }
+TensorView ParameterStore::master(ParamId id, std::int64_t member) const { return box(at(storage_of(id)).master, id, member); }
+TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
+  return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);
+}
+
+ParamId ParameterStore::find(const std::string& wanted) const {
+  const auto it = index_of_name_.find(wanted);
+  return it == index_of_name_.end() ? ParamId{} : ParamId{it->second};
+}
+
+void ParameterStore::set_frozen(ParamId id, bool is_frozen) {
+  Place& place = param_place_[static_cast<std::size_t>(id.index)];
+  MOESAIC_CHECK(is_frozen || place.trained, "a parameter without a gradient cannot be released");
+  place.frozen = is_frozen;
+}
+
+void ParameterStore::zero_grads(Stream& stream) const {
+  if (grads_.numel() > 0) zero_tensor(grads_, stream);
+}
+
+bool ParameterStore::masters_are_weights(ParamId id) const {
+  const Storage& s = at(storage_of(id));
+  return s.master.data() == s.weight.data();
+}
+
+}  // namespace moesaic

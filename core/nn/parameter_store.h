@@ -1,0 +1,191 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/tensor.h"
+#include "memory/buffer.h"
+#include "memory/stream.h"
+
+namespace moesaic {
+
+/// How a parameter starts. The values depend on (seed, logical name, element index) alone, and are made on the host by
+/// integer and exact operations, so that every layout and backend starts from the same bits.
+struct Init {
+  enum class Kind : std::uint8_t {
+    zeros,
+    ones,
+    normal,            ///< normal, std `a`, redrawn outside 3 std
+    uniform,           ///< in [a, b]
+    log_uniform,       ///< log of a number uniform in [a, b] (A_log of Kimi-Linear)
+    inverse_softplus,  ///< dt + log(1 - e^-dt), dt = max(1e-4, e^u), u uniform in [log a, log b] (dt_bias)
+  };
+  Kind kind = Kind::normal;
+  double a = 0.02;
+  double b = 0.0;
+};
+
+/// The type in which kernels read a weight: the compute type of the run, or the statistics type (weights that stay in
+/// f32 in a bf16 model: A_log, dt_bias, convolutions, router).
+enum class StoredAs : std::uint8_t { compute, stats };
+
+/// What a parameter is part of, for the tables of `plan`.
+enum class Part : std::uint8_t {
+  embedding, head, norm, kda, mla, indexer, dense_mlp, router, latent, shared_expert, routed_expert, attn_res, mtp
+};
+const char* name(Part part) noexcept;
+
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+struct ParamId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
+struct StorageId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
+struct BufferId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
+
+/// A logical tensor: what optimizers, checkpoints and conversions see. A family ("…experts.{}.w1.weight", members > 1)
+/// is `members` tensors of one shape.
+struct ParameterSpec {
+  std::string name;               ///< as in the published checkpoints; "{}" stands for the member of a family
+  Shape shape;                    ///< of one member, as in the checkpoint
+  std::int64_t members = 0;       ///< 0: a single tensor; > 0: a family
+  StoredAs stored_as = StoredAs::compute;
+  Init init;
+  Part part = Part::norm;
+  bool decay = false;             ///< weight decay applies
+  bool matrix = false;            ///< optimised by Muon when the optimizer is Muon
+  std::vector<RowRange> blocks;   ///< row blocks that Muon treats as matrices of their own (per-head Muon); empty: whole
+  std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
+  std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
+};
+
+/// persistent: part of the checkpoint. step: starts each step at its neutral value and is reduced over the ranks that see
+/// different tokens before it is used.
+enum class Lifetime : std::uint8_t { persistent, step };
+enum class BufferReduce : std::uint8_t { none, sum, max };
+
+/// A tensor that is not optimised: router bias, quantile histogram, expert counts, largest logits, …
+struct BufferSpec {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::f32;
+  bool is_parameter_in_checkpoint = false;  ///< counted as a model tensor (e_score_correction_bias)
+  Part part = Part::router;
+  Lifetime lifetime = Lifetime::persistent;
+  BufferReduce reduce = BufferReduce::none;
+};
+
+/// Access to a weight for the time of its scope. When weights are resident it is just the view; when they are offloaded
+/// it waits for the copy. Nobody keeps the view beyond the scope.
+class WeightLease {
+ public:
+  explicit WeightLease(ConstTensorView view) noexcept : view_(view) {}
+  WeightLease(const WeightLease&) = delete;
+  WeightLease& operator=(const WeightLease&) = delete;
+  ConstTensorView view() const noexcept { return view_; }
+  operator ConstTensorView() const noexcept { return view_; }  // NOLINT(google-explicit-constructor)
+
+ private:
+  ConstTensorView view_;
+};
+
+/// All persistent tensors of a model on one rank. First declare, then seal() once; no allocation afterwards.
+///
+/// A *storage* is what kernels read: [rows, cols] or, for families, [slots, rows, cols]. A logical parameter is a range
+/// of rows in a storage (gate and up projections share one); the slot of a family's member is a table, identity here.
+/// Weights, masters, gradients each lie in one buffer in declaration order, so that a reduction is one call over one
+/// span and the order of sums follows the declarations.
+class ParameterStore {
+ public:
+  explicit ParameterStore(const Precision& precision) : precision_(precision) {}
+
+  /// A storage with the given rows per slot, to be filled by declare(spec, storage, first_row).
+  StorageId declare_storage(const std::string& name, std::int64_t members, std::int64_t rows, std::int64_t cols, StoredAs stored_as);
+  ParamId declare(ParameterSpec spec, StorageId storage, std::int64_t first_row);
+  /// A parameter with a storage of its own, shaped like the parameter (families: [members, …]).
+  StorageId declare(ParameterSpec spec);
+  BufferId declare_buffer(BufferSpec spec);
+
+  /// Allocates. `trainable` by parameter: a storage all of whose parameters are never trained has no gradient (a mixed
+  /// one is an error that names them).
+  void seal(Device device, std::span<const bool> ever_trained = {});
+  bool sealed() const noexcept { return sealed_; }
+  /// Fills all parameters by their Init and buffers with zeros.
+  void initialize(std::uint64_t seed, Stream& stream);
+
+  // --- kernels' side
+  WeightLease acquire(StorageId id, Stream& stream) const;
+  /// Gradient of a storage (gradient type, accumulates); empty while frozen.
+  TensorView grad(StorageId id) const;
+  ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
+  TensorView buffer(BufferId id) const;
+
+  // --- the logical side; member 0 for single tensors
+  std::span<const ParameterSpec> params() const noexcept { return params_; }
+  std::span<const BufferSpec> buffers() const noexcept { return buffers_; }
+  std::string member_name(ParamId id, std::int64_t member) const;
+  /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the master that
+  /// the optimizer updates (the same memory when the types agree), the gradient.
+  TensorView weight(ParamId id, std::int64_t member) const;
+  TensorView master(ParamId id, std::int64_t member) const;
+  TensorView gradient(ParamId id, std::int64_t member) const;
+  StorageId storage_of(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].storage; }
+  ParamId find(const std::string& name) const;  ///< by declared name; invalid when absent
+
+  /// A frozen parameter has an empty gradient until it is released (train.phases).
+  void set_frozen(ParamId id, bool frozen);
+  bool frozen(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].frozen; }
+  bool ever_trained(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].trained; }
+
+  TensorView all_grads() const { return grads_; }  ///< one flat span
+  void zero_grads(Stream& stream) const;
+  /// Rounds masters into the weights that kernels read (a no-op where they are the same memory).
+  bool masters_are_weights(ParamId id) const;
+  const Precision& precision() const noexcept { return precision_; }
+  Device device() const noexcept { return device_; }
+
+ private:
+  struct Storage {
+    std::string name;
+    Shape shape;  // of the whole storage
+    std::int64_t members = 0, rows = 0, cols = 0;
+    StoredAs stored_as = StoredAs::compute;
+    DType dtype = DType::f32;
+    TensorView weight, master, grad, slots;
+    std::vector<ParamId> params;
+  };
+  struct Place {
+    StorageId storage;
+    std::int64_t first_row = 0;
+    bool frozen = false, trained = true;
+  };
+  TensorView box(const TensorView& whole, ParamId id, std::int64_t member) const;
+  Storage& at(StorageId id) { return storages_[static_cast<std::size_t>(id.index)]; }
+  const Storage& at(StorageId id) const { return storages_[static_cast<std::size_t>(id.index)]; }
+
+  Precision precision_;
+  Device device_;
+  std::vector<ParameterSpec> params_;
+  std::vector<Place> param_place_;
+  std::unordered_map<std::string, std::int32_t> index_of_name_;
+  std::vector<Storage> storages_;
+  std::vector<BufferSpec> buffers_;
+  std::vector<TensorView> buffer_views_;
+  Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
+  TensorView grads_;
+  bool sealed_ = false;
+};
+
+}  // namespace moesaic

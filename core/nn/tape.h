@@ -1,0 +1,162 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/tensor.h"
+#include "core/nn/parameter_store.h"
+#include "core/nn/sequence.h"
+#include "kernels/ops/op.h"
+#include "memory/buffer.h"
+
+namespace moesaic {
+
+class Tape;
+
+/// What becomes of an activation between its use in forward and its use in backward.
+enum class Keep : std::uint8_t { save, recompute };
+
+struct ActId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
+
+/// compute: a pure function of what it reads; may be replayed in backward.
+/// chooses: selects, counts or negotiates; never replayed, so all its outputs are saved.
+enum class StepKind : std::uint8_t { compute, chooses };
+
+/// Names the activations whose values are computed again in backward instead of saved: patterns with * for any text,
+/// matched against names like "attn.q" or "moe.gate_up". `all` names every one that may be.
+struct RecomputePolicy {
+  bool all = false;
+  std::vector<std::string> patterns;
+  bool matches(const std::string& name) const;
+};
+/// Shell-like match, * stands for any text.
+bool glob_match(const std::string& pattern, const std::string& text);
+
+/// The declared activations and steps of one layer: what its forward computes, in order. Built once per layer; the same
+/// step function serves forward and replay, so the two cannot drift apart.
+class TapeSpec {
+ public:
+  /// Memory of somebody else (the layer's inputs), bound before each use.
+  ActId input(const std::string& name, Shape shape, DType dtype);
+  ActId activation(const std::string& name, Shape shape, DType dtype);
+  /// Adds a step at the end. A step writes each activation once.
+  void step(const std::string& name, std::vector<ActId> reads, std::vector<ActId> writes, std::function<void(Tape&)> run,
+            StepKind kind = StepKind::compute);
+  /// Pins an activation: always saved (the layer's outputs).
+  void always_save(ActId id);
+  /// Decides what is saved and assigns its place in a slot. Throws UsageError when a pattern names an activation that a
+  /// choosing step writes, InternalError when a step reads what no earlier step wrote.
+  void plan(const RecomputePolicy& policy);
+
+  std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  struct Activation {
+    std::string name;
+    Shape shape;
+    DType dtype = DType::f32;
+    bool is_input = false, pinned = false;
+    Keep keep = Keep::save;
+    std::size_t offset = 0;
+    int producer = -1;
+  };
+  struct Step {
+    std::string name;
+    std::vector<ActId> reads, writes;
+    std::function<void(Tape&)> run;
+    StepKind kind = StepKind::compute;
+  };
+  const std::vector<Activation>& activations() const noexcept { return activations_; }
+  const std::vector<Step>& steps() const noexcept { return steps_; }
+
+ private:
+  std::vector<Activation> activations_;
+  std::vector<Step> steps_;
+  std::size_t slot_bytes_ = 0;
+  bool planned_ = false;
+};
+
+/// Weight gradients of one micro-batch: computed at once, or kept until flush() (split backward). Kept ones hold the
+/// memory of their operands, because the arenas are not given back before.
+class WeightGradients {
+ public:
+  enum class Mode { at_once, deferred };
+  explicit WeightGradients(Mode mode = Mode::at_once) : mode_(mode) {}
+  Mode mode() const noexcept { return mode_; }
+  void add(Backend& backend, std::function<void(Backend&)> work);
+  /// Holds the marks until flush().
+  void hold(std::unique_ptr<Arena::Mark> mark) { held_.push_back(std::move(mark)); }
+  void flush(Backend& backend);
+
+ private:
+  Mode mode_;
+  std::vector<std::function<void(Backend&)>> pending_;
+  std::vector<std::unique_ptr<Arena::Mark>> held_;
+};
+
+/// What the layers of one stream share while a micro-batch passes: where ops run, memory for what is not saved.
+struct RunContext {
+  Backend& backend;
+  ParameterStore& params;
+  Arena& transient;  ///< unsaved activations: of the current layer in forward, replayed ones in backward
+  WeightGradients& weight_gradients;
+  const Sequence& sequence;
+  TensorView step_scalars;  ///< StepScalars: divisors of the losses and more
+  TensorView losses;        ///< stats [kNumLosses]: sums of this step, see core/nn/losses.h
+  bool training = true;
+};
+
+/// The activations of one layer for one micro-batch.
+class Tape {
+ public:
+  /// `slot` [slot_bytes] holds what is saved. Nothing is allocated later.
+  Tape(const TapeSpec& spec, TensorView slot) : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {}
+
+  /// Points an input at its owner's memory.
+  void bind(ActId id, ConstTensorView view);
+
+  /// Runs all steps. Unsaved activations are gone afterwards.
+  void forward(RunContext& context);
+  /// Calls `body`, inside which in() replays what was not saved and temporaries may be taken from the arenas.
+  void backward(RunContext& context, const std::function<void()>& body);
+
+  // --- for step functions and backward code
+  /// An activation to read. In backward its producer is replayed when it was not saved.
+  ConstTensorView in(ActId id);
+  /// Where a step writes.
+  TensorView out(ActId id);
+  RunContext& context() const;
+  Backend& backend() const { return context().backend; }
+  Stream& stream() const { return stream_of(context().backend); }
+  const Sequence& sequence() const { return context().sequence; }
+  WeightLease weight(StorageId id) const { return context().params.acquire(id, stream()); }
+  TensorView grad(StorageId id) const { return context().params.grad(id); }
+  /// Memory until the end of this layer's backward (or of the step function).
+  TensorView temp(Shape shape, DType dtype, const char* tag) const;
+  template <class Op>
+  void run(const Op& op) const {
+    moesaic::run(context().backend, op);
+  }
+  /// An op that adds into parameter gradients: runs now or is kept for later (WeightGradients).
+  template <class Op>
+  void run_weight_gradient(const Op& op) const {
+    context().weight_gradients.add(context().backend, [op](Backend& b) { moesaic::run(b, op); });
+  }
+  int replays() const noexcept { return replays_; }
+
+ private:
+  TensorView saved_view(ActId id) const;
+
+  const TapeSpec* spec_;
+  TensorView slot_;
+  std::vector<TensorView> transient_;  // unsaved activations of the current pass
+  std::vector<ConstTensorView> bound_;
+  RunContext* context_ = nullptr;
+  bool replaying_ = false;
+  int replays_ = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,399 @@
+#include "tests/comm/conformance.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "core/base/random.h"
+
+namespace moesaic::test {
+namespace {
+
+void expect(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+template <class T>
+TensorView view_of(std::vector<T>& v) {
+  return {
+      reinterpret_cast<std::byte*>(v.data()), dtype_of<T>, {static_cast<std::int64_t>(v.size())}};
+}
+template <class T>
+void expect_equal(const std::vector<T>& found, const std::vector<T>& wanted, const char* what) {
+  expect(found.size() == wanted.size(),
+         fmt::format("{}: {} elements, expected {}", what, found.size(), wanted.size()));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    expect(std::memcmp(&found[i], &wanted[i], sizeof(T)) == 0,
+           fmt::format("{}: element {} is {}, expected {}",
+                       what,
+                       i,
+                       static_cast<double>(found[i]),
+                       static_cast<double>(wanted[i])));
+  }
+}
+// Values whose sum depends on the order of addition.
+template <class T>
+std::vector<T> values_of_rank(int rank, std::size_t n) {
+  std::vector<T> v(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double x = standard_normal(77 + static_cast<std::uint64_t>(rank), i);
+    const double scale =
+        std::is_integral_v<T> ? 1000.0 : std::ldexp(1.0, static_cast<int>(i % 23) * (rank % 3));
+    v[i] = static_cast<T>(x * scale);
+  }
+  return v;
+}
+template <class T>
+std::vector<T> reduced(int size, std::size_t n, ReduceOp op) {
+  using A = std::conditional_t<std::is_integral_v<T>, T, acc_t<T>>;
+  std::vector<A> acc;
+  for (int r = 0; r < size; ++r) {
+    const auto v = values_of_rank<T>(r, n);
+    if (r == 0) {
+      acc.assign(v.begin(), v.end());
+      continue;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const A x = static_cast<A>(v[i]);
+      acc[i] = op == ReduceOp::sum   ? acc[i] + x
+               : op == ReduceOp::max ? std::max(acc[i], x)
+                                     : std::min(acc[i], x);
+    }
+  }
+  std::vector<T> out;
+  for (const A a : acc)
+    out.push_back(static_cast<T>(a));
+  return out;
+}
+
+template <class T>
+void all_reduce_type(Communicator& comm, Stream& stream) {
+  for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
+    for (const std::size_t n :
+         {std::size_t{1}, std::size_t{3}, std::size_t{1000}, std::size_t{4097}}) {
+      auto v = values_of_rank<T>(comm.rank(), n);
+      comm.all_reduce(view_of(v), op, stream);
+      stream.synchronize();
+      expect_equal(v, reduced<T>(comm.size(), n, op), "all_reduce");
+    }
+  }
+}
+
+void all_reduce_is_ordered(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  all_reduce_type<double>(comm, stream);
+  all_reduce_type<float>(comm, stream);
+  all_reduce_type<bf16>(comm, stream);
+  all_reduce_type<std::int64_t>(comm, stream);
+  all_reduce_type<std::int32_t>(comm, stream);
+}
+
+void all_reduce_larger_than_staging(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  const std::size_t n = (std::size_t{9} << 20) / sizeof(double) + 5;
+  auto v = values_of_rank<double>(comm.rank(), n);
+  comm.all_reduce(view_of(v), ReduceOp::sum, stream);
+  stream.synchronize();
+  expect_equal(v, reduced<double>(comm.size(), n, ReduceOp::sum), "all_reduce in pieces");
+}
+
+// The same elements reduced alone, in parts, or as one tensor have the same bits.
+void reduction_does_not_depend_on_buckets(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  const std::size_t n = 1234;
+  auto whole = values_of_rank<float>(comm.rank(), n);
+  auto parts = whole;
+  comm.all_reduce(view_of(whole), ReduceOp::sum, stream);
+  const auto all = view_of(parts);
+  std::int64_t at = 0;
+  for (const std::int64_t length : {1, 7, 500, 26, 700}) {
+    comm.all_reduce(all.rows(at, at + length), ReduceOp::sum, stream);
+    at += length;
+  }
+  stream.synchronize();
+  expect_equal(parts, whole, "buckets");
+}
+
+void nan_and_negative_zero(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> v{
+      comm.rank() == 0 ? nan : 1.0F, comm.rank() == comm.size() - 1 ? nan : 1.0F, -0.0F};
+  auto low = v;
+  comm.all_reduce(view_of(v), ReduceOp::max, stream);
+  comm.all_reduce(view_of(low), ReduceOp::min, stream);
+  std::vector<float> zero{-0.0F};
+  comm.all_reduce(view_of(zero), ReduceOp::sum, stream);
+  stream.synchronize();
+  expect(std::isnan(v[0]) && std::isnan(v[1]) && std::isnan(low[0]) && std::isnan(low[1]),
+         "NaN was lost");
+  expect(std::signbit(zero[0]), "-0 + -0 must stay -0");
+}
+
+void reduce_scatter_and_all_gather(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  const std::size_t n = 333;
+  const auto size = static_cast<std::size_t>(comm.size());
+  auto in = values_of_rank<float>(comm.rank(), n * size);
+  std::vector<float> out(n), gathered(n * size);
+  comm.reduce_scatter(view_of(out), view_of(in), ReduceOp::sum, stream);
+  comm.all_gather(view_of(gathered), view_of(out), stream);
+  // In place, as the sharded optimizer does it.
+  auto same = in;
+  const auto all = view_of(same);
+  const std::int64_t begin = comm.rank() * static_cast<std::int64_t>(n);
+  const auto own = all.rows(begin, begin + static_cast<std::int64_t>(n));
+  comm.reduce_scatter(own, all, ReduceOp::sum, stream);
+  comm.all_gather(all, own, stream);
+  stream.synchronize();
+  const auto wanted = reduced<float>(comm.size(), n * size, ReduceOp::sum);
+  expect_equal(gathered, wanted, "reduce_scatter + all_gather");
+  expect_equal(same, wanted, "in place");
+}
+
+// Rank r sends r + p + 1 rows to rank p, and nothing to the next rank.
+AllToAllPlan uneven_plan(int rank, int size, std::int64_t row_bytes) {
+  const auto rows = [&](int from, int to) -> std::int64_t {
+    return to == (from + 1) % size && size > 1 ? 0 : from + to + 1;
+  };
+  AllToAllPlan plan;
+  plan.row_bytes = row_bytes;
+  std::int64_t out = 0, in = 0;
+  for (int p = 0; p < size; ++p) {
+    plan.send_rows.push_back(rows(rank, p));
+    plan.send_offset.push_back(out);
+    plan.recv_rows.push_back(rows(p, rank));
+    plan.recv_offset.push_back(in);
+    out += rows(rank, p);
+    in += rows(p, rank);
+  }
+  return plan;
+}
+
+void all_to_all_and_back(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  constexpr std::int64_t kWidth = 5;
+  const auto plan = uneven_plan(comm.rank(), comm.size(), kWidth * 4);
+  const auto count = [](const std::vector<std::int64_t>& rows) {
+    return static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
+                                    kWidth);
+  };
+  std::vector<std::int32_t> in(count(plan.send_rows)), out(count(plan.recv_rows), -1),
+      back(in.size(), -1);
+  for (int p = 0; p < comm.size(); ++p) {
+    const auto to = static_cast<std::size_t>(p);
+    for (std::int64_t i = 0; i < plan.send_rows[to] * kWidth; ++i) {
+      in[static_cast<std::size_t>(plan.send_offset[to] * kWidth + i)] =
+          static_cast<std::int32_t>(comm.rank() * 10000 + p * 1000 + i);
+    }
+  }
+  comm.all_to_all(view_of(out), view_of(in), plan, stream);
+  comm.all_to_all(view_of(back), view_of(out), plan.reversed(), stream);
+  stream.synchronize();
+  for (int p = 0; p < comm.size(); ++p) {
+    const auto from = static_cast<std::size_t>(p);
+    for (std::int64_t i = 0; i < plan.recv_rows[from] * kWidth; ++i) {
+      expect(out[static_cast<std::size_t>(plan.recv_offset[from] * kWidth + i)] ==
+                 p * 10000 + comm.rank() * 1000 + i,
+             "a row arrived at a wrong place");
+    }
+  }
+  expect_equal(back, in, "all_to_all there and back");
+}
+
+void broadcast_from_every_rank(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  for (int root = 0; root < comm.size(); ++root) {
+    auto v = values_of_rank<double>(comm.rank(), 700);
+    comm.broadcast(view_of(v), root, stream);
+    stream.synchronize();
+    expect_equal(v, values_of_rank<double>(root, 700), "broadcast");
+  }
+}
+
+void messages(Communicator& comm) {
+  if (comm.size() == 1) return;
+  Stream stream(kCpu, "test");
+  const int next = (comm.rank() + 1) % comm.size(),
+            previous = (comm.rank() + comm.size() - 1) % comm.size();
+  // A ring in one call, larger than any eager limit; two messages to one peer keep their order.
+  auto mine = values_of_rank<double>(comm.rank(), 50000);
+  std::vector<std::int32_t> tag{comm.rank()}, got_tag(1);
+  std::vector<double> got(mine.size());
+  const std::vector<OutgoingMessage> sends{{view_of(mine), next}, {view_of(tag), next}};
+  const std::vector<IncomingMessage> receives{{view_of(got), previous},
+                                              {view_of(got_tag), previous}};
+  comm.exchange(sends, receives, stream);
+  stream.synchronize();
+  expect_equal(got, values_of_rank<double>(previous, 50000), "ring");
+  expect(got_tag[0] == previous, "second message");
+  // A chain by send and recv.
+  std::vector<std::int64_t> sum{0};
+  if (comm.rank() > 0) comm.recv(view_of(sum), comm.rank() - 1, stream);
+  stream.enqueue([&] { sum[0] += comm.rank() + 1; });
+  if (comm.rank() + 1 < comm.size()) comm.send(view_of(sum), comm.rank() + 1, stream);
+  stream.synchronize();
+  expect(sum[0] == (comm.rank() + 1) * (comm.rank() + 2) / 2, "chain");
+}
+
+// Work before and after an operation on its stream sees the order; the caller does not wait.
+void operations_follow_their_stream(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  std::vector<std::int32_t> v(100, 0);
+  std::atomic<bool> go{false};
+  stream.enqueue([&] {
+    while (!go)
+      std::this_thread::yield();
+    for (auto& x : v)
+      x = comm.rank() + 1;
+  });
+  comm.all_reduce(view_of(v), ReduceOp::sum, stream);
+  std::int32_t seen = 0;
+  stream.enqueue([&] { seen = v[99]; });
+  go = true;  // only reached if all_reduce() did not block the host
+  stream.synchronize();
+  expect(seen == comm.size() * (comm.size() + 1) / 2, "the operation did not wait for its stream");
+}
+
+// Operations of two streams and two groups take place in program order, though rank 0's first
+// stream is late: in stream order alone the ranks would meet in different operations.
+void two_streams_two_groups(Communicator& comm) {
+  Stream first(kCpu, "first"), second(kCpu, "second");
+  const auto copy_of_world = comm.split(0, comm.rank());
+  std::vector<double> a(64, comm.rank()), b(64, 10.0 * comm.rank());
+  if (comm.rank() == 0)
+    first.enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  comm.all_reduce(view_of(a), ReduceOp::sum, first);
+  copy_of_world->all_reduce(view_of(b), ReduceOp::sum, second);
+  Event done(kCpu);
+  second.record(done);
+  first.wait(done);
+  comm.all_reduce(view_of(b), ReduceOp::max, first);
+  first.synchronize();
+  second.synchronize();
+  const double sum = comm.size() * (comm.size() - 1) / 2.0;
+  expect(a[63] == sum && b[63] == 10 * sum, "two streams");
+}
+
+void immediate_and_dry_streams(Communicator& comm) {
+  Stream immediate(kCpu, "immediate", Stream::Mode::immediate);
+  Stream dry(kCpu, "dry", Stream::Mode::dry);
+  std::vector<std::int32_t> v{1}, untouched{1};
+  comm.all_reduce(view_of(v), ReduceOp::sum, immediate);
+  comm.all_reduce(view_of(untouched), ReduceOp::sum, dry);
+  expect(v[0] == comm.size() && untouched[0] == 1, "immediate or dry stream");
+}
+
+// A stream that has failed drops its later tasks; its operations must not block the thread for
+// ever.
+void a_failed_stream_does_not_block(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  std::vector<std::int32_t> v{1};
+  stream.enqueue([] { throw std::runtime_error("planned"); });
+  comm.all_reduce(view_of(v), ReduceOp::sum, stream);
+  std::string message;
+  try {
+    stream.synchronize();
+  } catch (const std::runtime_error& e) {
+    message = e.what();
+  }
+  expect(message == "planned", "the stream's own failure must come out");
+  comm.barrier();
+  expect(v[0] == 1, "the operation must not have run");
+}
+
+void split_into_groups(Communicator& comm) {
+  // Even and odd ranks, order reversed.
+  const auto part = comm.split(comm.rank() % 2, -comm.rank());
+  const int members = (comm.size() + 1 - comm.rank() % 2) / 2;
+  expect(part->size() == members, "size of the part");
+  expect(part->rank() == members - 1 - comm.rank() / 2, "rank in the part");
+  const auto sum = part->all_reduce_host(std::int64_t{comm.rank()}, ReduceOp::sum);
+  expect(sum == (comm.rank() % 2 == 0 ? members * (members - 1) : members * members),
+         "sum in the part");
+  const auto none = comm.split(comm.rank() == 0 ? 3 : -1, 0);
+  expect((none != nullptr) == (comm.rank() == 0), "a negative color joins nothing");
+}
+
+void host_helpers(Communicator& comm) {
+  expect(comm.all_reduce_host(comm.rank() + 0.5, ReduceOp::sum) ==
+             comm.size() * (comm.size() - 1) / 2 + comm.size() * 0.5,
+         "sum");
+  expect(comm.all_reduce_host(std::int64_t{1} << (40 + comm.rank()), ReduceOp::max) ==
+             std::int64_t{1} << (40 + comm.size() - 1),
+         "max");
+  std::string text = comm.rank() == comm.size() - 1 ? "from the last rank" : "?";
+  comm.broadcast_host(text, comm.size() - 1);
+  expect(text == "from the last rank", "broadcast_host");
+  const auto all = comm.all_gather_host(std::string(static_cast<std::size_t>(comm.rank()), 'x'));
+  for (int r = 0; r < comm.size(); ++r) {
+    expect(all[static_cast<std::size_t>(r)] == std::string(static_cast<std::size_t>(r), 'x'),
+           "all_gather_host");
+  }
+}
+
+template <class F>
+void expect_internal_error(F&& f, const char* what) {
+  try {
+    f();
+  } catch (const InternalError&) {
+    return;
+  }
+  throw std::runtime_error(std::string("accepted: ") + what);
+}
+
+void wrong_arguments(Communicator& comm) {
+  Stream stream(kCpu, "test");
+  std::vector<float> v(8);
+  std::vector<std::uint8_t> bytes(8);
+  expect_internal_error([&] { comm.all_reduce(view_of(bytes), ReduceOp::sum, stream); },
+                        "sum of u8");
+  expect_internal_error([&] { comm.broadcast(view_of(v), comm.size(), stream); },
+                        "root outside the group");
+  expect_internal_error([&] { comm.send(view_of(v), comm.rank(), stream); }, "message to oneself");
+  std::vector<float> wrong(static_cast<std::size_t>(comm.size()) * 8 + 1);
+  expect_internal_error([&] { comm.all_gather(view_of(wrong), view_of(v), stream); },
+                        "all_gather size");
+  expect_internal_error(
+      [&] { comm.reduce_scatter(view_of(v), view_of(wrong), ReduceOp::sum, stream); },
+      "reduce_scatter size");
+  auto plan = uneven_plan(comm.rank(), comm.size(), 4);
+  expect_internal_error([&] { comm.all_to_all(view_of(v), view_of(v).rows(0, 0), plan, stream); },
+                        "rows outside the input");
+  plan.send_rows.push_back(0);
+  expect_internal_error([&] { comm.all_to_all(view_of(wrong), view_of(wrong), plan, stream); },
+                        "plan of another group");
+  const TensorView on_gpu(view_of(v).data(), DType::f32, {8}, {Device::Kind::cuda, 0});
+  expect_internal_error([&] { comm.all_reduce(on_gpu, ReduceOp::sum, stream); }, "device memory");
+}
+
+constexpr ConformanceCase kCases[] = {
+    {"all_reduce is ordered", all_reduce_is_ordered},
+    {"all_reduce larger than staging", all_reduce_larger_than_staging},
+    {"reduction does not depend on buckets", reduction_does_not_depend_on_buckets},
+    {"NaN and negative zero", nan_and_negative_zero},
+    {"reduce_scatter and all_gather", reduce_scatter_and_all_gather},
+    {"all_to_all and back", all_to_all_and_back},
+    {"broadcast from every rank", broadcast_from_every_rank},
+    {"messages", messages},
+    {"operations follow their stream", operations_follow_their_stream},
+    {"two streams, two groups", two_streams_two_groups},
+    {"immediate and dry streams", immediate_and_dry_streams},
+    {"a failed stream does not block", a_failed_stream_does_not_block},
+    {"split into groups", split_into_groups},
+    {"host helpers", host_helpers},
+    {"wrong arguments", wrong_arguments},
+};
+
+}  // namespace
+
+std::span<const ConformanceCase> conformance_cases() {
+  return kCases;
+}
+
+}  // namespace moesaic::test

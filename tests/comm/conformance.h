@@ -1,0 +1,16 @@
+#pragma once
+// One suite for every Communicator. A case runs on all ranks of a group at once and throws on the
+// first wrong result (Catch2's macros may not be used from several threads).
+#include <span>
+
+#include "comm/communicator.h"
+
+namespace moesaic::test {
+
+struct ConformanceCase {
+  const char* name;
+  void (*body)(Communicator&);
+};
+std::span<const ConformanceCase> conformance_cases();
+
+}  // namespace moesaic::test
