@@ -11,7 +11,8 @@ struct Backward {
   const AttentionBackward& op;
   AttentionInputs in;
   Visibility see;
-  const std::uint64_t* words;
+  SelectionBits bits;
+  PathRule rule;
   A* dkr;  // [H, T, dr], one slice per head
   const A* lse;
 
@@ -23,12 +24,12 @@ struct Backward {
     A *q, *d_o, *dq, *delta, *lse;
     A *key, *key_t, *value_t, *dk, *dv, *p, *ds;
   };
-  static std::size_t slot_size(const AttentionSizes& s) {
-    const std::int64_t rows = tiles_of(s.keys) * kTile, k = kTile * s.dqk(), v = kTile * s.dv;
+  static std::size_t slot_size(const AttentionSizes& s, const PathRule& rule) {
+    const std::int64_t rows = tiles_of(rule.longest_dense(s.keys)) * kTile, k = kTile * s.dqk(), v = kTile * s.dv;
     return slot_bytes<A>({rows * s.dqk(), rows * s.dv, rows * s.dqk(), rows, rows, k, k, k, v, v, kTile * kTile, kTile * kTile});
   }
-  Work take(Slots::Lease& lease) const {
-    const std::int64_t rows = tiles_of(size().keys) * kTile, dqk = size().dqk(), dv = size().dv;
+  Work take(Slots::Lease& lease, std::int64_t rows) const {
+    const std::int64_t dqk = size().dqk(), dv = size().dv;
     Work w{};
     w.q = lease.take<A>(rows * dqk);
     w.d_o = lease.take<A>(rows * dv);
@@ -92,9 +93,8 @@ struct Backward {
     load_transposed(w.value_t, in.value(head).from(first + s), count);
     std::fill_n(w.dk, kTile * dqk, A(0));
     std::fill_n(w.dv, kTile * dv, A(0));
-    const std::int64_t per_row = words_per_row(see.keys);
     for (std::int64_t t = s; t < n; t += kTile) {
-      const TileMask mask{words == nullptr ? nullptr : words + (first + t) * per_row + s / kTile, per_row, std::min(kTile, n - t), t - s};
+      const TileMask mask = bits.mask(first + t, std::min(kTile, n - t), t, s / kTile);
       if (mask.none()) continue;
       const A* q = w.q + t * dqk;
       const A* d_o = w.d_o + t * dv;
@@ -124,8 +124,12 @@ struct Backward {
   void document(Slots& slots, std::int64_t head, std::int64_t doc) const {
     const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first;
     if (n == 0) return;
+    if (rule.rows(n, n)) {
+      dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { document_rows<T>(slots, head, doc); });
+      return;
+    }
     Slots::Lease lease(slots);
-    const Work w = take(lease);
+    const Work w = take(lease, tiles_of(n) * kTile);
     load_document(w, head, first, n, tiles_of(n) * kTile);
     for (std::int64_t s = 0; s < n; s += kTile) key_tile(w, head, first, n, s);
     store_queries(head, first, n, w.dq);
@@ -138,16 +142,15 @@ struct Backward {
   template <class T>
   void document_rows(Slots& slots, std::int64_t head, std::int64_t doc) const {
     const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first, dqk = size().dqk(), dv = size().dv;
-    if (n == 0) return;
     Slots::Lease lease(slots);
-    A* dk = lease.take<A>(size().keys * dqk);
-    A* dvalue = lease.take<A>(size().keys * dv);
+    A* dk = lease.take<A>(n * dqk);
+    A* dvalue = lease.take<A>(n * dv);
     Work w{};
     w.q = lease.take<A>(dqk);
     w.dq = lease.take<A>(dqk);
     w.d_o = lease.take<A>(dv);
-    w.p = lease.take<A>(size().keys);
-    w.ds = lease.take<A>(size().keys);
+    w.p = lease.take<A>(n);
+    w.ds = lease.take<A>(n);
     std::fill_n(dk, n * dqk, A(0));
     std::fill_n(dvalue, n * dv, A(0));
     for (std::int64_t t = first; t < first + n; ++t) {
@@ -213,33 +216,21 @@ void sum_heads(ThreadPool& pool, const AttentionSizes& size, TensorView dkr, A* 
 template <class A>
 void backward(CpuContext& context, const AttentionBackward& op) {
   const AttentionSizes size = attention_sizes(op.q, op.kvb, op.kvb.dim(2) - op.o.dim(2));
-  const bool rows = takes_rows(op.path, size.queries, size.keys, op.selected);
+  const PathRule rule{op.path, selection_size(op.selected)};
   const std::int64_t documents = op.cu_seqlens.dim(0) - 1;
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
   MOESAIC_CHECK(threads <= Slots::kMax, "too many threads");
-  const std::size_t slot = rows ? Backward<A>::rows_slot_size(size) : Backward<A>::slot_size(size);
+  const std::size_t slot = std::max(Backward<A>::rows_slot_size(size), Backward<A>::slot_size(size, rule));
   const TensorView slot_memory = context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "attention tiles");
   const TensorView dkr = context.scratch.take({size.heads, size.keys, size.dr}, dtype_of<A>, "attention dkr per head");
-  TensorView words;
-  if (!rows && !op.selected.empty()) {
-    words = context.scratch.take({size.queries, words_per_row(size.keys)}, DType::i64, "attention selection bits");
-  }
+  const TensorView words = SelectionBits::take(context.scratch, rule, size.queries, size.keys);
   context.stream.enqueue([=, &pool = context.pool] {
-    const AttentionInputs in{size, op.q, op.kvb, op.kr};
     const Visibility see = visibility(op.cu_seqlens, size.queries, size.keys, op.selected);
-    auto* bits = reinterpret_cast<std::uint64_t*>(words.data());
-    if (bits != nullptr) fill_selection_words(pool, see, size.queries, bits);
-    const Backward<A> b{op, in, see, bits, dkr.as<A>(), op.lse.as<A>()};
+    const Backward<A> b{op, {size, op.q, op.kvb, op.kr}, see, {pool, words, see, rule}, rule, dkr.as<A>(), op.lse.as<A>()};
     Slots slots(slot_memory.data(), slot, threads);
     pool.parallel_for(size.heads * documents, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        if (rows) {
-          dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { b.template document_rows<T>(slots, i / documents, i % documents); });
-        } else {
-          b.document(slots, i / documents, i % documents);
-        }
-      }
+      for (std::int64_t i = begin; i < end; ++i) b.document(slots, i / documents, i % documents);
     });
     if (size.dr > 0) sum_heads(pool, size, op.dkr, dkr.as<A>());
   });

@@ -13,8 +13,24 @@ struct AttentionSizes {
 };
 AttentionSizes attention_sizes(const ConstTensorView& q, const ConstTensorView& kvb, std::int64_t dn);
 
-/// True for the path that walks single rows (the rule is stated at AttentionPath).
-bool takes_rows(AttentionPath path, std::int64_t queries, std::int64_t keys, const ConstTensorView& selected);
+/// The choice of the path (the rule is stated at AttentionPath). k = 0: no selection.
+struct PathRule {
+  static constexpr std::int64_t kKeysPerSelected = 16;
+  AttentionPath path = AttentionPath::automatic;
+  std::int64_t k = 0;
+  std::int64_t few_queries = 8;
+  /// True when a document with so many query rows and keys is walked by single rows.
+  bool rows(std::int64_t queries, std::int64_t keys) const noexcept {
+    if (path != AttentionPath::automatic) return path == AttentionPath::rows;
+    return queries <= few_queries || (k > 0 && k * kKeysPerSelected < keys);
+  }
+  /// Keys of the longest document that may be walked by tiles, out of so many keys in all.
+  std::int64_t longest_dense(std::int64_t keys) const noexcept {
+    if (path == AttentionPath::rows) return 0;
+    return path == AttentionPath::automatic && k > 0 ? std::min(keys, k * kKeysPerSelected) : keys;
+  }
+};
+inline std::int64_t selection_size(const ConstTensorView& selected) { return selected.empty() ? 0 : selected.dim(1); }
 
 /// The inputs, seen per head.
 struct AttentionInputs {
@@ -66,24 +82,44 @@ struct TileMask {
   }
 };
 
-/// Selection words of all query rows, [Tq, words_per_row], for the dense path with a selection.
-inline std::int64_t words_per_row(std::int64_t keys) noexcept { return tiles_of(keys); }
-void fill_selection_words(ThreadPool& pool, const Visibility& see, std::int64_t queries, std::uint64_t* words);
+/// Which keys of its document a query row has selected and sees, one bit each: [Tq, per_row] words, filled for the
+/// documents that `rule` walks by tiles.
+struct SelectionBits {
+  std::uint64_t* words = nullptr;  ///< null = no selection
+  std::int64_t per_row = 0;
+  /// Scratch for them (none without a selection or without a dense document).
+  static TensorView take(Arena& scratch, const PathRule& rule, std::int64_t queries, std::int64_t keys);
+  SelectionBits(ThreadPool& pool, TensorView memory, const Visibility& see, const PathRule& rule);
+  /// The mask of `count` query rows from `row` on, at key tile `tile` of a document; row 0 stands at `position` in it.
+  TileMask mask(std::int64_t row, std::int64_t count, std::int64_t position, std::int64_t tile) const noexcept {
+    return {words == nullptr ? nullptr : words + row * per_row + tile, per_row, count, position - tile * kTile};
+  }
+};
 
 /// Logits of one query against listed keys: out[i] = <q, [kn(s_i) ; kr(s_i)]>, s_i = list[i] or begin + i when list is null.
 template <class A, class T>
 void row_dots(A* out, const A* q, const T* key, std::int64_t key_stride, std::int64_t dn, const T* shared, std::int64_t dr,
               const std::int32_t* list, std::int64_t begin, std::int64_t n) noexcept {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t s = list != nullptr ? list[i] : begin + i;
-    const T* k = key + s * key_stride;
-    A sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t c = 0; c < dn; ++c) sum += q[c] * static_cast<A>(k[c]);
-    const T* r = shared + s * dr;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t c = 0; c < dr; ++c) sum += q[dn + c] * static_cast<A>(r[c]);
-    out[i] = sum;
+  for (std::int64_t i = 0; i < n; i += 4) {
+    std::int64_t s[4];  // past the end the last key is repeated
+    for (std::int64_t j = 0; j < 4; ++j) s[j] = list != nullptr ? list[std::min(i + j, n - 1)] : begin + std::min(i + j, n - 1);
+    A a = 0, b = 0, c = 0, d = 0;
+    const auto add = [&](const A* x, const T* rows, std::int64_t stride, std::int64_t width) {
+      const T *r0 = rows + s[0] * stride, *r1 = rows + s[1] * stride, *r2 = rows + s[2] * stride, *r3 = rows + s[3] * stride;
+      A a1 = 0, b1 = 0, c1 = 0, d1 = 0;
+#pragma omp simd reduction(+ : a1, b1, c1, d1)
+      for (std::int64_t e = 0; e < width; ++e) {
+        a1 += x[e] * static_cast<A>(r0[e]);
+        b1 += x[e] * static_cast<A>(r1[e]);
+        c1 += x[e] * static_cast<A>(r2[e]);
+        d1 += x[e] * static_cast<A>(r3[e]);
+      }
+      a += a1, b += b1, c += c1, d += d1;
+    };
+    add(q, key, key_stride, dn);
+    if (dr > 0) add(q + dn, shared, dr, dr);
+    const A sums[4] = {a, b, c, d};
+    std::copy_n(sums, std::min<std::int64_t>(4, n - i), out + i);
   }
 }
 

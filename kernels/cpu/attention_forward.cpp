@@ -14,8 +14,8 @@ struct Forward {
   const AttentionForward& op;
   AttentionInputs in;
   Visibility see;
-  const std::uint64_t* words;  // null without a selection
-  A* largest_logit;            // [H, tasks per head]
+  SelectionBits bits;
+  PathRule rule;
   A* o;
   A* lse;
 
@@ -30,9 +30,10 @@ struct Forward {
     A* total;    // [kTile]
   };
 
-  static std::size_t slot_size(const AttentionSizes& s) {
-    const std::int64_t rows = tiles_of(s.keys) * kTile;
-    return slot_bytes<A>({rows * s.dqk(), rows * s.dv, kTile * s.dqk(), kTile * kTile, kTile * s.dv, kTile, kTile});
+  static std::size_t slot_size(const AttentionSizes& s, const PathRule& rule) {
+    const std::int64_t rows = tiles_of(rule.longest_dense(s.keys)) * kTile, row_keys = rule.k > 0 ? rule.k : s.keys;
+    const std::size_t by_rows = slot_bytes<A>({row_keys, s.dqk()});
+    return std::max(by_rows, slot_bytes<A>({rows * s.dqk(), rows * s.dv, kTile * s.dqk(), kTile * kTile, kTile * s.dv, kTile, kTile}));
   }
 
   // Folds one tile of logits into the running softmax; afterwards the tile holds exp(logit - maximum).
@@ -74,15 +75,26 @@ struct Forward {
     }
   }
 
+  /// One head of one document; returns its largest logit.
   A document(Slots& slots, std::int64_t head, std::int64_t doc) const {
+    const std::int64_t begin = see.query_begin(doc), end = see.query_end(doc);
+    if (begin >= end) return -kInfinity<A>;
+    if (!rule.rows(end - begin, see.cu[doc + 1] - see.cu[doc])) return tiled(slots, head, doc);
+    A largest_seen = -kInfinity<A>;
+    dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) {
+      for (std::int64_t row = begin; row < end; ++row) largest_seen = std::max(largest_seen, single_row<T>(slots, head, row));
+    });
+    return largest_seen;
+  }
+
+  A tiled(Slots& slots, std::int64_t head, std::int64_t doc) const {
     A largest_seen = -kInfinity<A>;
     const std::int64_t key_begin = see.cu[doc], keys = see.cu[doc + 1] - key_begin;
     const std::int64_t row_begin = see.query_begin(doc), row_end = see.query_end(doc);
-    if (row_begin >= row_end) return largest_seen;
     const std::int64_t dqk = size().dqk(), dv = size().dv;
     Slots::Lease lease(slots);
-    A* keys_t = lease.take<A>(tiles_of(size().keys) * kTile * dqk);
-    A* values = lease.take<A>(tiles_of(size().keys) * kTile * dv);
+    A* keys_t = lease.take<A>(tiles_of(keys) * kTile * dqk);
+    A* values = lease.take<A>(tiles_of(keys) * kTile * dv);
     const Block b{lease.take<A>(kTile * dqk), lease.take<A>(kTile * kTile), lease.take<A>(kTile * dv), lease.take<A>(kTile), lease.take<A>(kTile)};
     for (std::int64_t s = 0; s < keys; s += kTile) {
       in.load_key_transposed(keys_t + s * dqk, head, key_begin + s, std::min(kTile, keys - s));
@@ -94,9 +106,8 @@ struct Forward {
       std::fill_n(b.sum, kTile * dv, A(0));
       std::fill_n(b.total, kTile, A(0));
       std::fill_n(b.maximum, kTile, -kInfinity<A>);
-      const std::int64_t per_row = words_per_row(see.keys);
       for (std::int64_t s = 0; s < position + count; s += kTile) {
-        const TileMask mask{words == nullptr ? nullptr : words + row * per_row + s / kTile, per_row, count, position - s};
+        const TileMask mask = bits.mask(row, count, position, s / kTile);
         if (mask.none()) continue;
         tile_gemm(false, false, kTile, kTile, dqk, A(1), b.q, dqk, keys_t + s * dqk, kTile, A(0), b.logit, kTile);
         fold(b, mask);
@@ -112,7 +123,7 @@ struct Forward {
   template <class T>
   A single_row(Slots& slots, std::int64_t head, std::int64_t row) const {
     Slots::Lease lease(slots);
-    A* p = lease.take<A>(size().keys);
+    A* p = lease.take<A>(rule.k > 0 ? rule.k : size().keys);
     A* q = lease.take<A>(size().dqk());
     const std::int64_t position = see.first + row, begin = see.cu[see.document_of(position)];
     const std::int32_t* list = nullptr;
@@ -158,36 +169,24 @@ void combine_max(const AttentionForward& op, const A* parts, std::int64_t per_he
 template <class A>
 void forward(CpuContext& context, const AttentionForward& op) {
   const AttentionSizes size = attention_sizes(op.q, op.kvb, op.kvb.dim(2) - op.o.dim(2));
-  const bool rows = takes_rows(op.path, size.queries, size.keys, op.selected);
-  const std::int64_t per_head = rows ? size.queries : op.cu_seqlens.dim(0) - 1;
+  const PathRule rule{op.path, selection_size(op.selected)};
+  const std::int64_t documents = op.cu_seqlens.dim(0) - 1;
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
   MOESAIC_CHECK(threads <= Slots::kMax, "too many threads");
-  const std::size_t slot = rows ? slot_bytes<A>({size.keys, size.dqk()}) : Forward<A>::slot_size(size);
+  const std::size_t slot = Forward<A>::slot_size(size, rule);
   const TensorView slot_memory = context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "attention tiles");
-  const TensorView maxima = context.scratch.take({size.heads, per_head}, dtype_of<A>, "attention maxima");
-  TensorView words;
-  if (!rows && !op.selected.empty()) {
-    words = context.scratch.take({size.queries, words_per_row(size.keys)}, DType::i64, "attention selection bits");
-  }
+  const TensorView maxima = context.scratch.take({size.heads, documents}, dtype_of<A>, "attention maxima");
+  const TensorView words = SelectionBits::take(context.scratch, rule, size.queries, size.keys);
   context.stream.enqueue([=, &pool = context.pool] {
-    const AttentionInputs in{size, op.q, op.kvb, op.kr};
     const Visibility see = visibility(op.cu_seqlens, size.queries, size.keys, op.selected);
-    auto* bits = reinterpret_cast<std::uint64_t*>(words.data());
-    if (bits != nullptr) fill_selection_words(pool, see, size.queries, bits);
-    auto* parts = maxima.as<A>();
-    const Forward<A> f{op, in, see, bits, parts, op.o.as<A>(), op.lse.as<A>()};
+    const Forward<A> f{op, {size, op.q, op.kvb, op.kr}, see, {pool, words, see, rule}, rule, op.o.as<A>(), op.lse.as<A>()};
     Slots slots(slot_memory.data(), slot, threads);
-    pool.parallel_for(size.heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        if (rows) {
-          dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { parts[i] = f.template single_row<T>(slots, i / per_head, i % per_head); });
-        } else {
-          parts[i] = f.document(slots, i / per_head, i % per_head);
-        }
-      }
+    auto* parts = maxima.as<A>();
+    pool.parallel_for(size.heads * documents, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) parts[i] = f.document(slots, i / documents, i % documents);
     });
-    combine_max(op, parts, per_head);
+    combine_max(op, parts, documents);
   });
 }
 

@@ -11,7 +11,8 @@ struct DenseLoss {
   AttentionInputs attention;
   IndexerInputs indexer;
   Visibility see;
-  const std::uint64_t* words;
+  SelectionBits bits;
+  PathRule rule;
   std::int64_t width = 0;  // columns of the row buffers: all keys, whole tiles
   A factor = 0;            // weight / tokens
   // Of the document at hand:
@@ -34,8 +35,8 @@ struct DenseLoss {
   std::int64_t dqk() const { return attention.size.dqk(); }
 
   // Places the buffers in one piece of memory and returns its size in elements; `to` null = the size only.
-  static std::int64_t layout(DenseLoss* to, A* memory, const AttentionSizes& a, const IndexerInputs& i) {
-    const std::int64_t width = tiles_of(a.keys) * kTile, tiles = tiles_of(a.keys);
+  static std::int64_t layout(DenseLoss* to, A* memory, const AttentionSizes& a, const IndexerInputs& i, std::int64_t longest) {
+    const std::int64_t tiles = tiles_of(longest), width = tiles * kTile;
     std::int64_t used = 0;
     const auto place = [&](A* DenseLoss::*member, std::int64_t n) {
       if (to != nullptr) to->*member = memory + used;
@@ -81,8 +82,7 @@ struct DenseLoss {
   }
 
   TileMask mask(std::int64_t first, std::int64_t row, std::int64_t count, std::int64_t tile) const {
-    const std::int64_t per_row = words_per_row(see.keys);
-    return {words == nullptr ? nullptr : words + row * per_row + tile, per_row, count, row - first - tile * kTile};
+    return bits.mask(row, count, row - first, tile);
   }
 
   // target = sum_h exp(logit_h - lse_h) and index scores of one tile, hidden pairs 0 and -inf.
@@ -168,6 +168,10 @@ struct DenseLoss {
   void document(Slots& slots, std::int64_t doc) {
     const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first;
     if (n == 0) return;
+    if (rule.rows(n, n)) {
+      std::fill_n(kl + first, n, A(0));
+      return;
+    }
     load_document(first, n);
     for (std::int64_t row = first; row < first + n; row += kTile) {
       const std::int64_t count = std::min(kTile, first + n - row), tiles = (row - first) / kTile + 1;
@@ -197,22 +201,21 @@ template <class A>
 void indexer_loss_dense(CpuContext& context, const IndexerLoss& op) {
   const AttentionSizes size = attention_sizes(op.q, op.kvb, op.dn);
   const IndexerInputs indexer{op.qi, op.ki, op.w};
+  const PathRule rule = path_rule(op);
+  const std::int64_t longest = rule.longest_dense(size.keys);
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
   MOESAIC_CHECK(threads <= Slots::kMax, "too many threads");
-  const TensorView memory = context.scratch.take({DenseLoss<A>::layout(nullptr, nullptr, size, indexer)}, dtype_of<A>, "indexer loss");
+  const TensorView memory = context.scratch.take({DenseLoss<A>::layout(nullptr, nullptr, size, indexer, longest)}, dtype_of<A>, "indexer loss");
   const std::size_t slot = slot_bytes<A>({kTile * kTile});
   const TensorView slot_memory = context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "indexer tiles");
-  TensorView words;
-  if (!op.selected.empty()) words = context.scratch.take({size.keys, words_per_row(size.keys)}, DType::i64, "indexer selection bits");
+  const TensorView words = SelectionBits::take(context.scratch, rule, size.queries, size.keys);
   context.stream.enqueue([=, &pool = context.pool] {
     const Visibility see = visibility(op.cu_seqlens, size.queries, size.keys, op.selected);
-    auto* bits = reinterpret_cast<std::uint64_t*>(words.data());
-    if (bits != nullptr) fill_selection_words(pool, see, size.queries, bits);
-    DenseLoss<A> loss{.op = op, .pool = pool, .attention = {size, op.q, op.kvb, op.kr}, .indexer = indexer, .see = see, .words = bits};
-    loss.width = tiles_of(size.keys) * kTile;
+    DenseLoss<A> loss{op, pool, {size, op.q, op.kvb, op.kr}, indexer, see, {pool, words, see, rule}, rule};
+    loss.width = tiles_of(longest) * kTile;
     loss.factor = static_cast<A>(op.weight / divisor(op.tokens));
-    DenseLoss<A>::layout(&loss, memory.as<A>(), size, indexer);
+    DenseLoss<A>::layout(&loss, memory.as<A>(), size, indexer, longest);
     Slots slots(slot_memory.data(), slot, threads);
     for (std::int64_t doc = 0; doc < see.documents; ++doc) loss.document(slots, doc);
     add_rows_to_scalar(op.kl, loss.kl, size.queries);
@@ -225,12 +228,10 @@ template void indexer_loss_dense<double>(CpuContext&, const IndexerLoss&);
 
 void launch(CpuContext& context, const IndexerLoss& op) {
   const bool f64 = op.qi.dtype() == DType::f64;
-  // Few queries are no reason for single rows here: without a selection there is only the dense path.
-  if (!op.selected.empty() && cpu::takes_rows(op.path, op.q.dim(0), op.kvb.dim(0), op.selected)) {
-    f64 ? cpu::indexer_loss_rows<double>(context, op) : cpu::indexer_loss_rows<float>(context, op);
-  } else {
-    f64 ? cpu::indexer_loss_dense<double>(context, op) : cpu::indexer_loss_dense<float>(context, op);
-  }
+  const cpu::PathRule rule = cpu::path_rule(op);
+  const std::int64_t keys = op.kvb.dim(0);
+  if (rule.longest_dense(keys) > 0) f64 ? cpu::indexer_loss_dense<double>(context, op) : cpu::indexer_loss_dense<float>(context, op);
+  if (rule.rows(keys, keys)) f64 ? cpu::indexer_loss_rows<double>(context, op) : cpu::indexer_loss_rows<float>(context, op);
 }
 
 }  // namespace moesaic

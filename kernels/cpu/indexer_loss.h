@@ -18,10 +18,14 @@ void add_rows_to_scalar(TensorView kl, const A* rows, std::int64_t n) {
   *kl.as<A>() = static_cast<A>(static_cast<double>(*kl.as<A>()) + sum);
 }
 
-/// One block of queries after another against all keys of its document, tiles masked by the selection if there is one.
+inline PathRule path_rule(const IndexerLoss& op) { return {op.selected.empty() ? AttentionPath::dense : op.path, selection_size(op.selected), 0}; }
+
+/// The documents walked by tiles: one block of queries after another against all keys of its document, tiles masked by
+/// the selection if there is one.
 template <class A>
 void indexer_loss_dense(CpuContext& context, const IndexerLoss& op);
-/// One query after another over its selected keys; then the keys' gradients, each key by one owner, queries in order.
+/// The documents walked by rows: one query after another over its selected keys; then the keys' gradients, each key by
+/// one owner, queries in order.
 template <class A>
 void indexer_loss_rows(CpuContext& context, const IndexerLoss& op);
 

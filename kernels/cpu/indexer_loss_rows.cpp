@@ -9,11 +9,16 @@ struct RowsLoss {
   AttentionInputs attention;
   IndexerInputs indexer;
   Visibility see;
+  PathRule rule;
   A factor;
   A* kl;                    // [T]
   A* d_index;               // [T, k]: factor * (softmax - target) of the visible selected keys, in their order
   std::uint64_t* positive;  // [T, k, head_words]: bit j = the dot of indexer head j is positive
 
+  bool mine(std::int64_t t) const {
+    const std::int64_t doc = see.document_of(t), n = see.cu[doc + 1] - see.cu[doc];
+    return rule.rows(n, n);
+  }
   std::int64_t head_words() const { return (indexer.heads() + 63) / 64; }
   static std::int64_t padded(std::int64_t k) { return tiles_of(k) * kTile; }
 
@@ -41,6 +46,8 @@ struct RowsLoss {
 
   // Loss, dqi and dw of query t.
   void query(Slots& slots, std::int64_t t) const {
+    kl[t] = 0;
+    if (!mine(t)) return;
     Slots::Lease lease(slots);
     const std::int64_t heads = indexer.heads(), dim = indexer.dim(), ld = padded(see.k);
     A* target = lease.take<A>(ld);
@@ -55,7 +62,6 @@ struct RowsLoss {
     A* dw = lease.take<A>(heads);
     const auto range = see.visible_selection(t);
     const std::int64_t n = range.end - range.begin, whole = padded(n);
-    kl[t] = 0;
     if (n > 0) {
       dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { add_target<T>(target, logit, q, t, range.begin, n); });
       load_rows(qi, indexer.width(), indexer.query().from(t), 1, 1);
@@ -101,35 +107,44 @@ struct RowsLoss {
     }
   }
 
-  // dki of keys [begin, end): queries in order, every pair once.
+  // dki of keys [begin, end), document by document.
   void keys(Slots& slots, std::int64_t begin, std::int64_t end, A* dkey) const {
+    while (begin < end) {
+      const std::int64_t document_end = see.cu[see.document_of(begin) + 1], part_end = std::min(end, document_end);
+      if (mine(begin)) document_keys(slots, begin, part_end, document_end, dkey);
+      begin = part_end;
+    }
+  }
+
+  // dki of keys [begin, end) of one document: queries in order, every pair once.
+  void document_keys(Slots& slots, std::int64_t begin, std::int64_t end, std::int64_t document_end, A* dkey) const {
     Slots::Lease lease(slots);
     const std::int64_t dim = indexer.dim(), heads = indexer.heads();
     A* qi = lease.take<A>(indexer.width());
     A* w = lease.take<A>(heads);
     std::fill(dkey + begin * dim, dkey + end * dim, A(0));
-    const std::int64_t last = see.cu[see.document_of(end - 1) + 1];
-    for (std::int64_t t = begin; t < last; ++t) {
+    for (std::int64_t t = begin; t < document_end; ++t) {
       const auto range = see.visible_selection(t);
       const auto* from = std::lower_bound(range.begin, range.end, static_cast<std::int32_t>(begin));
       const auto* to = std::lower_bound(from, range.end, static_cast<std::int32_t>(end));
       if (from == to) continue;
       load_rows(qi, indexer.width(), indexer.query().from(t), 1, 1);
       load_rows(w, heads, indexer.weight().from(t), 1, 1, static_cast<A>(indexer.factor()));
-      for (const auto* s = from; s != to; ++s) {
-        const std::int64_t pair = t * see.k + (s - range.begin);
-        A* sum = dkey + *s * dim;
-        for (std::int64_t word = 0; word < head_words(); ++word) {
-          for (std::uint64_t bits = positive[pair * head_words() + word]; bits != 0; bits &= bits - 1) {
-            const std::int64_t j = word * 64 + std::countr_zero(bits);
-            const A da = w[j] * d_index[pair];
-#pragma omp simd
-            for (std::int64_t c = 0; c < dim; ++c) sum[c] += da * qi[j * dim + c];
-          }
-        }
-      }
+      for (const auto* s = from; s != to; ++s) add_pair(t * see.k + (s - range.begin), w, qi, dkey + *s * dim);
     }
     store_rows(op.dki, begin * dim, dim, end - begin, dim, dkey + begin * dim, dim);
+  }
+  // sum += over the indexer heads with a positive dot: w_j dI q_j.
+  void add_pair(std::int64_t pair, const A* w, const A* qi, A* sum) const {
+    const std::int64_t dim = indexer.dim();
+    for (std::int64_t word = 0; word < head_words(); ++word) {
+      for (std::uint64_t bits = positive[pair * head_words() + word]; bits != 0; bits &= bits - 1) {
+        const std::int64_t j = word * 64 + std::countr_zero(bits);
+        const A da = w[j] * d_index[pair];
+#pragma omp simd
+        for (std::int64_t c = 0; c < dim; ++c) sum[c] += da * qi[j * dim + c];
+      }
+    }
   }
 };
 
@@ -155,7 +170,7 @@ void indexer_loss_rows(CpuContext& context, const IndexerLoss& op) {
     dkey = context.scratch.take({n, indexer.dim()}, dtype_of<A>, "indexer key gradients");
   }
   context.stream.enqueue([=, &pool = context.pool] {
-    const RowsLoss<A> loss{op, {size, op.q, op.kvb, op.kr}, indexer, visibility(op.cu_seqlens, n, n, op.selected),
+    const RowsLoss<A> loss{op, {size, op.q, op.kvb, op.kr}, indexer, visibility(op.cu_seqlens, n, n, op.selected), path_rule(op),
                            static_cast<A>(op.weight / divisor(op.tokens)), kl.as<A>(), d_index.as<A>(),
                            reinterpret_cast<std::uint64_t*>(positive.data())};
     Slots slots(slot_memory.data(), slot, threads);

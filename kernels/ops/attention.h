@@ -3,12 +3,13 @@
 
 namespace moesaic {
 
-/// How the CPU backend walks the (query, key) pairs. Results agree to rounding.
-///   dense  tiles of 64 x 64 inside a document; with `selected`, entries outside the selection are masked and tiles
-///          without a selected key are skipped
+/// How the CPU backend walks the (query, key) pairs of a document. Results agree to rounding.
+///   dense  tiles of 64 x 64; with `selected`, entries outside the selection are masked and tiles without a selected key
+///          are skipped
 ///   rows   one query row at a time over exactly its keys: for few queries (decoding) and for a selection that is short
 ///          next to the document
-///   automatic  rows when Tq <= 8, or when `selected` holds less than 1/16 of the keys (k * 16 < Tk); else dense
+///   automatic  per document: rows when it has at most 8 query rows, or when `selected` is shorter than 1/16 of its keys
+///          (16 k < keys; measured break-even between 1/8 and 1/16); else dense
 enum class AttentionPath : std::uint8_t { automatic, dense, rows };
 
 /// Causal softmax attention inside documents, with one key part per head and one shared by all heads:

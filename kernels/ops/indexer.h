@@ -47,7 +47,8 @@ struct IndexerSelect {
 ///   selected      empty = warm-up stage (all visible keys)
 ///   tokens        one element, f32 | f64: divisor; empty = 1
 ///
-/// A query with one key gives KL 0 and gradient 0. Memory: one query block against its document, never all heads.
+/// A query with one key gives KL 0 and gradient 0. Memory: one query block against its document, never all heads. The
+/// path is chosen as in attention, except that few queries are no reason for single rows, which need a selection.
 /// Source: SPEC section 3.4.
 struct IndexerLoss {
   static constexpr const char* kName = "indexer_loss";

@@ -116,8 +116,8 @@ TEST_CASE("attention: the same bits on one and three threads") {
 }
 
 TEST_CASE("attention: a document in a pack gives the bits it gives alone, whatever its neighbours hold") {
-  for (const std::int64_t k : {0, 10}) {
-    for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
+  for (const std::int64_t k : {0, 3, 10}) {  // with 3, `automatic` walks this document by rows, the first one by tiles
+    for (const auto path : {AttentionPath::automatic, AttentionPath::dense, AttentionPath::rows}) {
       Problem alone = make_problem({77}, 2, 8, 4, 6);
       if (k > 0) select_random(alone, k);
       Problem pack = make_problem({33, 77, 50}, 2, 8, 4, 6, 1234);
@@ -136,6 +136,10 @@ TEST_CASE("attention: a document in a pack gives the bits it gives alone, whatev
         pack.selected[static_cast<std::size_t>(33 * k + i)] = s < 0 ? s : s + 33;
       }
       const Outputs a = run_attention(alone, {.precision = kF32, .path = path});
+      if (path == AttentionPath::automatic) {
+        const auto taken = k == 3 ? AttentionPath::rows : AttentionPath::dense;
+        require_same_bits(a, run_attention(alone, {.precision = kF32, .path = taken}));
+      }
       const Outputs b = run_attention(pack, {.precision = kF32, .path = path});
       const auto same = [&](const Values& packed, const Values& separate, std::int64_t width) {
         return std::memcmp(packed.data() + 33 * width, separate.data(), separate.size() * sizeof(double)) == 0;

@@ -282,8 +282,8 @@ TEST_CASE("indexer loss: paths, precisions and threads agree over several tiles;
 }
 
 TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {
-  for (const std::int64_t k : {0, 10}) {
-    for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
+  for (const std::int64_t k : {0, 3, 10}) {  // with 3, `automatic` walks this document by rows, the first one by tiles
+    for (const auto path : {AttentionPath::automatic, AttentionPath::dense, AttentionPath::rows}) {
       if (k == 0 && path == AttentionPath::rows) continue;
       IndexProblem pack = make_index_problem({33, 77, 50});
       if (k > 0) select_random(pack.a, k);
@@ -300,6 +300,11 @@ TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {
       const LossResult b = run_loss(pack, {.precision = kF32, .path = path});
       CHECK(same_bits(Values(b.dqi.begin() + 33 * 15, b.dqi.begin() + 110 * 15), a.dqi));
       CHECK(same_bits(Values(b.dki.begin() + 33 * 5, b.dki.begin() + 110 * 5), a.dki));
+      if (path == AttentionPath::automatic) {
+        const auto taken = k == 3 ? AttentionPath::rows : AttentionPath::dense;
+        CHECK(same_bits(a.dki, run_loss(alone, {.precision = kF32, .path = taken}).dki));
+        CHECK(std::abs(b.kl[0] - naive_kl(pack)) < 1e-5 * b.kl[0]);
+      }
       CHECK(same_bits(Values(b.dw.begin() + 33 * 3, b.dw.begin() + 110 * 3), a.dw));
     }
   }
