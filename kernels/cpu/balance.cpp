@@ -47,8 +47,10 @@ void count(ThreadPool& pool, const BalanceHistogram& op) {
       const A alpha = cutoff[t];
 #pragma omp simd
       for (std::int64_t i = 0; i < n; ++i) {
-        const A m = std::floor((alpha - s[i] - low) * per_width);
-        bin[i] = static_cast<std::int32_t>(m > A(0) ? (m < last ? m : last) : A(0));  // NaN goes to bin 0
+        // Cut to the bins before the conversion, which then is a floor; NaN goes to bin 0.
+        const A m = (alpha - s[i] - low) * per_width;
+        const A at_most = m < last ? m : last;
+        bin[i] = static_cast<std::int32_t>(m > A(0) ? at_most : A(0));
       }
       for (std::int64_t i = 0; i < n; ++i) ++histogram[(begin + i) * bins + bin[i]];
     }

@@ -17,11 +17,8 @@
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/indexer.h"
-<<<<<<< HEAD
-=======
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
->>>>>>> main
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
@@ -79,14 +76,11 @@ using AllOps = OpList<            //
     GroupedLinearForward,         //
     IndexerLoss,                  //
     IndexerSelect,                //
-<<<<<<< HEAD
-=======
     KdaChunkBackward,             //
     KdaChunkForward,              //
     KdaPrepareBackward,           //
     KdaPrepareForward,            //
     KdaStep,                      //
->>>>>>> main
     L2NormBackward,               //
     L2NormForward,                //
     LayerNormBackward,            //
