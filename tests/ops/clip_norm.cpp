@@ -23,7 +23,9 @@ Clipped clip(const std::vector<double>& partials, double limit, double skip_befo
   const Tensor p({static_cast<std::int64_t>(partials.size())}, DType::f64, partials);
   run(ClipFactor{.scalars = scalars, .norm = norm, .partials = p, .limit = limit});
   CHECK(scalars.at(index_of(StepScalar::weight_decay_scale)) == 1.0);
-  return {scalars.at(index_of(StepScalar::clip_factor)), scalars.at(index_of(StepScalar::skip)), norm.at(0)};
+  return {scalars.at(index_of(StepScalar::clip_factor)),
+          scalars.at(index_of(StepScalar::skip)),
+          norm.at(0)};
 }
 
 }  // namespace
@@ -31,12 +33,14 @@ Clipped clip(const std::vector<double>& partials, double limit, double skip_befo
 TEST_CASE("Sum of squares: per tensor, per expert, over block borders, in every type") {
   CpuRunner run(2);
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
-    for (const auto& [n, size] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 10000}, {3, 4096}, {5, 4097}, {2, 0}}) {
+    for (const auto& [n, size] :
+         {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 10000}, {3, 4096}, {5, 4097}, {2, 0}}) {
       const Tensor x = normal({n, size}, type, 71), partials({n}, DType::f64);
       run(SumOfSquares{.partials = partials, .x = x});
       for (std::int64_t i = 0; i < n; ++i) {
         double want = 0;
-        for (std::int64_t j = 0; j < size; ++j) want += x.at(i * size + j) * x.at(i * size + j);
+        for (std::int64_t j = 0; j < size; ++j)
+          want += x.at(i * size + j) * x.at(i * size + j);
         REQUIRE(partials.at(i) == Approx(want).epsilon(1e-13));
       }
     }
@@ -86,15 +90,20 @@ TEST_CASE("Clip factor: a gradient that is not finite skips the step") {
 
 TEST_CASE("Moving average: decay, and a skipped step") {
   CpuRunner run;
-  const Tensor average = normal({5000}, DType::f32, 75), w = normal({5000}, DType::f32, 76), scalars({kNumStepScalars}, DType::f32);
+  const Tensor average = normal({5000}, DType::f32, 75), w = normal({5000}, DType::f32, 76),
+               scalars({kNumStepScalars}, DType::f32);
   const auto a = average.values();
   StepScalars{.skip = 1}.write(scalars);
   run(MovingAverage{.average = average, .w = w, .scalars = scalars, .decay = 0.9});
   CHECK(average.values() == a);
   StepScalars{}.write(scalars);
   run(MovingAverage{.average = average, .w = w, .scalars = scalars, .decay = 0.9});
-  for (std::int64_t i = 0; i < 5000; ++i) REQUIRE(average.at(i) == Approx(0.9 * a[static_cast<std::size_t>(i)] + 0.1 * w.at(i)).margin(1e-6));
-  CHECK_THROWS_AS(run(MovingAverage{.average = average, .w = normal({4}, DType::f32, 1), .scalars = {}}), InternalError);
+  for (std::int64_t i = 0; i < 5000; ++i)
+    REQUIRE(average.at(i) ==
+            Approx(0.9 * a[static_cast<std::size_t>(i)] + 0.1 * w.at(i)).margin(1e-6));
+  CHECK_THROWS_AS(
+      run(MovingAverage{.average = average, .w = normal({4}, DType::f32, 1), .scalars = {}}),
+      InternalError);
 }
 
 }  // namespace moesaic
