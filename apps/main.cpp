@@ -20,7 +20,9 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_explain,
 };
 
-int code(ExitCode exit_code) { return static_cast<int>(exit_code); }
+int code(ExitCode exit_code) {
+  return static_cast<int>(exit_code);
+}
 
 /// "Unknown command" with the nearest verb, if the first argument is a word that is none.
 std::string unknown_verb(const CLI::App& app, int argc, char** argv) {
@@ -34,7 +36,8 @@ std::string unknown_verb(const CLI::App& app, int argc, char** argv) {
   const std::string near = moesaic::config::nearest(argv[1], names);
   if (!near.empty()) return text + "; did you mean '" + near + "'?";
   text += "; commands:";
-  for (const std::string& name : names) text += " " + name;
+  for (const std::string& name : names)
+    text += " " + name;
   return text;
 }
 
@@ -45,12 +48,16 @@ int fail(ExitCode exit_code, const std::string& what) {
 
 /// Reads the command line and runs the verb; every error that a verb throws leaves through here.
 int run(int argc, char** argv) {
-  CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models", "moesaic");
-  app.set_version_flag("--version", "moesaic " MOESAIC_VERSION " (CUDA backend: " MOESAIC_CUDA_BACKEND ")");
+  CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models",
+               "moesaic");
+  app.set_version_flag("--version",
+                       "moesaic " MOESAIC_VERSION " (CUDA backend: " MOESAIC_CUDA_BACKEND ")");
   app.footer("'moesaic COMMAND --help' shows the arguments and an example of a command.\n");
   moesaic::apps::Action action;
-  for (const moesaic::apps::AddVerb add : kVerbs) add(app, action);
-  if (const std::string unknown = unknown_verb(app, argc, argv); !unknown.empty()) return fail(ExitCode::usage, unknown);
+  for (const moesaic::apps::AddVerb add : kVerbs)
+    add(app, action);
+  if (const std::string unknown = unknown_verb(app, argc, argv); !unknown.empty())
+    return fail(ExitCode::usage, unknown);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -62,7 +69,9 @@ int run(int argc, char** argv) {
     return code(ExitCode::usage);
   }
   const int result = action();
-  if (!std::cout.flush()) throw moesaic::ResourceError("standard output could not be written (disk full, or closed by the reader)");
+  if (!std::cout.flush())
+    throw moesaic::ResourceError(
+        "standard output could not be written (disk full, or closed by the reader)");
   return result;
 }
 

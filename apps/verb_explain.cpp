@@ -12,7 +12,10 @@ namespace moesaic::apps {
 void add_explain(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand("explain", "Say what a key of the configuration means");
   const auto key = std::make_shared<std::string>();
-  verb->add_option("KEY", *key, "A key (model.num_experts), a section (model), or nothing for the list of sections");
+  verb->add_option(
+      "KEY",
+      *key,
+      "A key (model.num_experts), a section (model), or nothing for the list of sections");
   verb->footer("Example:\n  moesaic explain model.num_experts\n");
   verb->callback([&action, key] {
     action = [key] {

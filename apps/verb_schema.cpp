@@ -8,7 +8,8 @@
 namespace moesaic::apps {
 
 void add_schema(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand("schema", "Print the JSON Schema of the configuration file, for editors");
+  CLI::App* verb =
+      app.add_subcommand("schema", "Print the JSON Schema of the configuration file, for editors");
   verb->footer(
       "Example:\n"
       "  moesaic schema > moesaic.schema.json\n"

@@ -34,17 +34,22 @@ class Checker {
   }
 
  private:
-  void add(Keys keys, std::string message) { findings_.push_back({std::move(keys), std::move(message)}); }
+  void add(Keys keys, std::string message) {
+    findings_.push_back({std::move(keys), std::move(message)});
+  }
 
   /// `value` of `key` must be positive because of `reason`, which rests on `also`.
   void needs(const std::string& key, std::int64_t value, const std::string& reason, Keys also) {
     if (value > 0) return;
     also.insert(also.begin(), key);
-    add(std::move(also), fmt::format("is required, because {}; allowed: an integer, at least 1", reason));
+    add(std::move(also),
+        fmt::format("is required, because {}; allowed: an integer, at least 1", reason));
   }
 
   std::int64_t full_attention_layers() const {
-    return model_.linear_attn_config ? static_cast<std::int64_t>(model_.linear_attn_config->full_attn_layers.size()) : model_.num_hidden_layers;
+    return model_.linear_attn_config
+               ? static_cast<std::int64_t>(model_.linear_attn_config->full_attn_layers.size())
+               : model_.num_hidden_layers;
   }
 
   /// kda_layers and full_attn_layers name each of 1 … num_hidden_layers once.
@@ -55,8 +60,10 @@ class Checker {
     std::vector<std::int64_t> outside, twice, missing;
     for (const auto* layers : {&linear.kda_layers, &linear.full_attn_layers}) {
       for (const std::int64_t layer : *layers) {
-        if (layer < 1 || layer > model_.num_hidden_layers) outside.push_back(layer);
-        else if (++named[static_cast<std::size_t>(layer)] == 2) twice.push_back(layer);
+        if (layer < 1 || layer > model_.num_hidden_layers)
+          outside.push_back(layer);
+        else if (++named[static_cast<std::size_t>(layer)] == 2)
+          twice.push_back(layer);
       }
     }
     for (std::int64_t layer = 1; layer <= model_.num_hidden_layers; ++layer) {
@@ -70,63 +77,102 @@ class Checker {
     if (message.empty()) return;
     const std::string section = "model.linear_attn_config";
     add({section + ".kda_layers", section + ".full_attn_layers", "model.num_hidden_layers"},
-        fmt::format("kda_layers and full_attn_layers must together name each layer from 1 to {} once{}", model_.num_hidden_layers, message));
+        fmt::format(
+            "kda_layers and full_attn_layers must together name each layer from 1 to {} once{}",
+            model_.num_hidden_layers,
+            message));
   }
 
   void too_few_a_log(const LinearAttnConfig& linear) {
     add({"model.linear_attn_config.a_log_entries", "model.linear_attn_config.num_heads"},
-        fmt::format("found {}; allowed: at least num_heads ({})", *linear.a_log_entries, linear.num_heads));
+        fmt::format(
+            "found {}; allowed: at least num_heads ({})", *linear.a_log_entries, linear.num_heads));
   }
 
   static std::string shown(const std::vector<std::int64_t>& layers) {
     constexpr std::size_t kShown = 12;
-    const std::vector<std::int64_t> head(layers.begin(), layers.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, layers.size())));
+    const std::vector<std::int64_t> head(
+        layers.begin(),
+        layers.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, layers.size())));
     return fmt::format("{}{}", fmt::join(head, ", "), layers.size() > kShown ? ", …" : "");
   }
 
   void mla() {
     if (full_attention_layers() == 0) return;
-    const std::string reason = model_.linear_attn_config ? "full_attn_layers is not empty" : "all layers are full attention (there is no linear_attn_config)";
+    const std::string reason =
+        model_.linear_attn_config
+            ? "full_attn_layers is not empty"
+            : "all layers are full attention (there is no linear_attn_config)";
     const Keys also = {"model.linear_attn_config"};
     needs("model.num_attention_heads", model_.num_attention_heads, reason, also);
     needs("model.kv_lora_rank", model_.kv_lora_rank, reason, also);
     needs("model.v_head_dim", model_.v_head_dim, reason, also);
-    if (model_.qk_nope_head_dim + model_.qk_rope_head_dim == 0) needs("model.qk_nope_head_dim", 0, reason, also);
+    if (model_.qk_nope_head_dim + model_.qk_rope_head_dim == 0)
+      needs("model.qk_nope_head_dim", 0, reason, also);
     if (!model_.mla_use_nope && model_.qk_rope_head_dim % 2 != 0) {
-      add({"model.qk_rope_head_dim", "model.mla_use_nope"}, fmt::format("found {}; rotated channels come in pairs. Nearest valid: {}, {}", model_.qk_rope_head_dim, model_.qk_rope_head_dim - 1, model_.qk_rope_head_dim + 1));
+      add({"model.qk_rope_head_dim", "model.mla_use_nope"},
+          fmt::format("found {}; rotated channels come in pairs. Nearest valid: {}, {}",
+                      model_.qk_rope_head_dim,
+                      model_.qk_rope_head_dim - 1,
+                      model_.qk_rope_head_dim + 1));
     }
   }
 
   void indexer() {
     if (!model_.indexer) return;
-    if (full_attention_layers() == 0) add({"model.indexer", "model.linear_attn_config"}, "there is no full-attention layer that could use it; remove the group");
+    if (full_attention_layers() == 0)
+      add({"model.indexer", "model.linear_attn_config"},
+          "there is no full-attention layer that could use it; remove the group");
     const std::int64_t rope = model_.index_rope_dim();
     const std::int64_t width = model_.indexer->index_head_dim;
     const std::string key = "model.indexer.index_rope_head_dim";
     if (model_.mla_use_nope && model_.indexer->index_rope_head_dim.value_or(0) != 0) {
-      add({key, "model.mla_use_nope"}, "mla_use_nope is true, so nothing is rotated; allowed: 0 or null");
+      add({key, "model.mla_use_nope"},
+          "mla_use_nope is true, so nothing is rotated; allowed: 0 or null");
     }
-    if (rope > width) add({key, "model.indexer.index_head_dim", "model.qk_rope_head_dim"}, fmt::format("{} rotated channels do not fit into index_head_dim ({}); allowed: an even integer, at most {}", rope, width, width));
-    else if (rope % 2 != 0) add({key, "model.qk_rope_head_dim"}, fmt::format("found {}; rotated channels come in pairs. Nearest valid: {}, {}", rope, rope - 1, rope + 1));
+    if (rope > width)
+      add({key, "model.indexer.index_head_dim", "model.qk_rope_head_dim"},
+          fmt::format("{} rotated channels do not fit into index_head_dim ({}); allowed: an even "
+                      "integer, at most {}",
+                      rope,
+                      width,
+                      width));
+    else if (rope % 2 != 0)
+      add({key, "model.qk_rope_head_dim"},
+          fmt::format("found {}; rotated channels come in pairs. Nearest valid: {}, {}",
+                      rope,
+                      rope - 1,
+                      rope + 1));
   }
 
   void dense_layers() {
     for (std::int64_t layer = 0; layer < model_.num_hidden_layers; ++layer) {
       if (model_.is_moe_layer(layer)) continue;
-      return needs("model.intermediate_size", model_.intermediate_size, fmt::format("layer {} has a dense MLP", layer + 1), {"model.num_experts", "model.first_k_dense_replace", "model.moe_layer_freq"});
+      return needs("model.intermediate_size",
+                   model_.intermediate_size,
+                   fmt::format("layer {} has a dense MLP", layer + 1),
+                   {"model.num_experts", "model.first_k_dense_replace", "model.moe_layer_freq"});
     }
   }
 
   void experts() {
     if (model_.first_k_dense_replace > model_.num_hidden_layers) {
-      add({"model.first_k_dense_replace", "model.num_hidden_layers"}, fmt::format("found {}; allowed: at most num_hidden_layers ({})", model_.first_k_dense_replace, model_.num_hidden_layers));
+      add({"model.first_k_dense_replace", "model.num_hidden_layers"},
+          fmt::format("found {}; allowed: at most num_hidden_layers ({})",
+                      model_.first_k_dense_replace,
+                      model_.num_hidden_layers));
     }
     if (model_.num_experts == 0) return;
     const std::string reason = fmt::format("num_experts is {}", model_.num_experts);
-    needs("model.num_experts_per_token", model_.num_experts_per_token, reason, {"model.num_experts"});
-    needs("model.moe_intermediate_size", model_.moe_intermediate_size, reason, {"model.num_experts"});
+    needs(
+        "model.num_experts_per_token", model_.num_experts_per_token, reason, {"model.num_experts"});
+    needs(
+        "model.moe_intermediate_size", model_.moe_intermediate_size, reason, {"model.num_experts"});
     if (model_.num_experts_per_token > model_.num_experts) {
-      add({"model.num_experts_per_token", "model.num_experts"}, fmt::format("found {}; allowed: at most num_experts ({})", model_.num_experts_per_token, model_.num_experts));
+      add({"model.num_experts_per_token", "model.num_experts"},
+          fmt::format("found {}; allowed: at most num_experts ({})",
+                      model_.num_experts_per_token,
+                      model_.num_experts));
     }
   }
 
@@ -134,40 +180,65 @@ class Checker {
     const std::int64_t groups = model_.num_expert_group;
     if (model_.num_experts == 0 || groups == 1) return;
     if (model_.num_experts % groups != 0) {
-      return add({"model.num_expert_group", "model.num_experts"}, fmt::format("{} does not divide num_experts ({}). Nearest valid: {}", groups, model_.num_experts, near_divisors(model_.num_experts, groups)));
+      return add({"model.num_expert_group", "model.num_experts"},
+                 fmt::format("{} does not divide num_experts ({}). Nearest valid: {}",
+                             groups,
+                             model_.num_experts,
+                             near_divisors(model_.num_experts, groups)));
     }
     const std::int64_t per_group = model_.num_experts / groups;
-    if (per_group < 2) add({"model.num_expert_group", "model.num_experts"}, "a group's value is the sum of its two best experts, so it needs at least 2");
+    if (per_group < 2)
+      add({"model.num_expert_group", "model.num_experts"},
+          "a group's value is the sum of its two best experts, so it needs at least 2");
     if (model_.topk_group > groups) {
-      add({"model.topk_group", "model.num_expert_group"}, fmt::format("found {}; allowed: at most num_expert_group ({})", model_.topk_group, groups));
+      add({"model.topk_group", "model.num_expert_group"},
+          fmt::format(
+              "found {}; allowed: at most num_expert_group ({})", model_.topk_group, groups));
     } else if (model_.num_experts_per_token > model_.topk_group * per_group) {
-      add({"model.topk_group", "model.num_expert_group", "model.num_experts", "model.num_experts_per_token"},
-          fmt::format("{} groups of {} experts hold fewer than num_experts_per_token ({})", model_.topk_group, per_group, model_.num_experts_per_token));
+      add({"model.topk_group",
+           "model.num_expert_group",
+           "model.num_experts",
+           "model.num_experts_per_token"},
+          fmt::format("{} groups of {} experts hold fewer than num_experts_per_token ({})",
+                      model_.topk_group,
+                      per_group,
+                      model_.num_experts_per_token));
     }
   }
 
   /// The divisors of n next to x: "4, 8".
   static std::string near_divisors(std::int64_t n, std::int64_t x) {
     std::int64_t below = std::min(x, n), above = x;
-    while (n % below != 0) --below;
-    while (above <= n && n % above != 0) ++above;
+    while (n % below != 0)
+      --below;
+    while (above <= n && n % above != 0)
+      ++above;
     return above <= n ? fmt::format("{}, {}", below, above) : fmt::format("{}", below);
   }
 
   void balance() {
     const BalanceConfig& balance = model_.balance;
     if (model_.num_experts == 0) {
-      if (balance.bias_rule != BiasRule::none || balance.aux_loss != AuxLoss::none) add({"model.balance", "model.num_experts"}, "there are no experts to balance (num_experts is 0); remove the group");
+      if (balance.bias_rule != BiasRule::none || balance.aux_loss != AuxLoss::none)
+        add({"model.balance", "model.num_experts"},
+            "there are no experts to balance (num_experts is 0); remove the group");
       return;
     }
-    const bool quantile = balance.bias_rule == BiasRule::quantile || balance.bias_rule == BiasRule::quantile_exact;
+    const bool quantile =
+        balance.bias_rule == BiasRule::quantile || balance.bias_rule == BiasRule::quantile_exact;
     if (!quantile) return;
     if (model_.num_experts_per_token + 1 > model_.num_experts) {
       add({"model.balance.bias_rule", "model.num_experts", "model.num_experts_per_token"},
-          fmt::format("{} compares with the first expert that is not selected, so num_experts_per_token ({}) must be below num_experts ({})", name_of(balance.bias_rule), model_.num_experts_per_token, model_.num_experts));
+          fmt::format("{} compares with the first expert that is not selected, so "
+                      "num_experts_per_token ({}) must be below num_experts ({})",
+                      name_of(balance.bias_rule),
+                      model_.num_experts_per_token,
+                      model_.num_experts));
     }
     if (model_.num_expert_group > 1) {
-      add({"model.balance.bias_rule", "model.num_expert_group"}, fmt::format("{} is defined without expert groups; allowed here: none, sign", name_of(balance.bias_rule)));
+      add({"model.balance.bias_rule", "model.num_expert_group"},
+          fmt::format("{} is defined without expert groups; allowed here: none, sign",
+                      name_of(balance.bias_rule)));
     }
   }
 
@@ -175,26 +246,41 @@ class Checker {
     const ResidualConfig& residual = model_.residual;
     const std::string key = "model.residual.attn_res_block_size";
     if (residual.type == ResidualType::plain) {
-      if (residual.attn_res_block_size || residual.full) add({residual.full ? "model.residual.full" : key, "model.residual.type"}, "is of use with residual.type: attention only");
+      if (residual.attn_res_block_size || residual.full)
+        add({residual.full ? "model.residual.full" : key, "model.residual.type"},
+            "is of use with residual.type: attention only");
       return;
     }
-    if (!residual.full && !residual.attn_res_block_size) add({key, "model.residual.type", "model.residual.full"}, "is required with residual.type: attention; write the layers per block, or full: true");
-    if (residual.full && residual.attn_res_block_size) add({key, "model.residual.full"}, "there are no blocks with full: true; remove one of the two keys");
+    if (!residual.full && !residual.attn_res_block_size)
+      add({key, "model.residual.type", "model.residual.full"},
+          "is required with residual.type: attention; write the layers per block, or full: true");
+    if (residual.full && residual.attn_res_block_size)
+      add({key, "model.residual.full"},
+          "there are no blocks with full: true; remove one of the two keys");
   }
 
   void rope_scaling() {
-    if (model_.rope_scaling && model_.mla_use_nope) add({"model.rope_scaling", "model.mla_use_nope"}, "mla_use_nope is true, so there is no rotation to scale; remove the group");
+    if (model_.rope_scaling && model_.mla_use_nope)
+      add({"model.rope_scaling", "model.mla_use_nope"},
+          "mla_use_nope is true, so there is no rotation to scale; remove the group");
   }
 
   void data() {
     if (config_.data.format == DataFormat::bytes_text && model_.vocab_size < 256) {
-      add({"model.vocab_size", "data.format"}, fmt::format("found {}; data.format bytes_text has 256 different tokens; allowed: at least 256", model_.vocab_size));
+      add({"model.vocab_size", "data.format"},
+          fmt::format(
+              "found {}; data.format bytes_text has 256 different tokens; allowed: at least 256",
+              model_.vocab_size));
     }
     if (config_.data.sequence_length > model_.max_position_embeddings) {
-      add({"data.sequence_length", "model.max_position_embeddings"}, fmt::format("found {}; allowed: at most model.max_position_embeddings ({})", config_.data.sequence_length, model_.max_position_embeddings));
+      add({"data.sequence_length", "model.max_position_embeddings"},
+          fmt::format("found {}; allowed: at most model.max_position_embeddings ({})",
+                      config_.data.sequence_length,
+                      model_.max_position_embeddings));
     }
     if (config_.train.eval_every > 0 && config_.data.valid.empty()) {
-      add({"train.eval_every", "data.valid"}, "there is nothing to evaluate on; set data.valid, or eval_every: 0");
+      add({"train.eval_every", "data.valid"},
+          "there is nothing to evaluate on; set data.valid, or eval_every: 0");
     }
   }
 
@@ -203,9 +289,12 @@ class Checker {
     const std::int64_t batch = config_.train.global_batch_size;
     if (unit < 1 || batch % unit == 0) return;
     const std::int64_t below = batch / unit * unit;
-    const std::string near = below > 0 ? fmt::format("{}, {}", below, below + unit) : fmt::format("{}", below + unit);
-    const std::string by = config_.parallel.dp ? "micro_batch_size * parallel.dp" : "micro_batch_size";
-    add({"train.global_batch_size", "train.micro_batch_size", "parallel.dp"}, fmt::format("{} is not divisible by {} ({}). Nearest valid: {}", batch, by, unit, near));
+    const std::string near =
+        below > 0 ? fmt::format("{}, {}", below, below + unit) : fmt::format("{}", below + unit);
+    const std::string by =
+        config_.parallel.dp ? "micro_batch_size * parallel.dp" : "micro_batch_size";
+    add({"train.global_batch_size", "train.micro_batch_size", "parallel.dp"},
+        fmt::format("{} is not divisible by {} ({}). Nearest valid: {}", batch, by, unit, near));
   }
 
   void phases() {
@@ -214,46 +303,84 @@ class Checker {
     for (std::size_t i = 0; i < phases.size(); ++i) {
       const std::string key = fmt::format("train.phases[{}]", i);
       const PhaseConfig& phase = phases[i];
-      if (phase.until <= before) add({key + ".until", "train.phases"}, fmt::format("found {}; phases end one after the other; allowed: more than {}", phase.until, before));
+      if (phase.until <= before)
+        add({key + ".until", "train.phases"},
+            fmt::format("found {}; phases end one after the other; allowed: more than {}",
+                        phase.until,
+                        before));
       before = phase.until;
       if (phase.sequence_length.value_or(1) > model_.max_position_embeddings) {
-        add({key + ".sequence_length", "model.max_position_embeddings"}, fmt::format("found {}; allowed: at most model.max_position_embeddings ({})", *phase.sequence_length, model_.max_position_embeddings));
+        add({key + ".sequence_length", "model.max_position_embeddings"},
+            fmt::format("found {}; allowed: at most model.max_position_embeddings ({})",
+                        *phase.sequence_length,
+                        model_.max_position_embeddings));
       }
-      if (phase.sparse_stage == SparseStage::warmup && !model_.indexer) add({key + ".sparse_stage", "model.indexer"}, "there is no model.indexer to warm up; allowed: sparse");
-      if (phase.lr_min.value_or(config_.optimizer.lr_min) > phase.lr.value_or(config_.optimizer.lr)) add({key + (phase.lr_min ? ".lr_min" : ".lr"), "optimizer.lr", "optimizer.lr_min"}, "lr_min is above lr in this phase");
+      if (phase.sparse_stage == SparseStage::warmup && !model_.indexer)
+        add({key + ".sparse_stage", "model.indexer"},
+            "there is no model.indexer to warm up; allowed: sparse");
+      if (phase.lr_min.value_or(config_.optimizer.lr_min) > phase.lr.value_or(config_.optimizer.lr))
+        add({key + (phase.lr_min ? ".lr_min" : ".lr"), "optimizer.lr", "optimizer.lr_min"},
+            "lr_min is above lr in this phase");
     }
     if (!phases.empty() && before != config_.train.steps) {
-      add({fmt::format("train.phases[{}].until", phases.size() - 1), "train.steps", "train.phases"}, fmt::format("found {}; the last phase ends with the run; allowed: train.steps ({})", before, config_.train.steps));
+      add({fmt::format("train.phases[{}].until", phases.size() - 1), "train.steps", "train.phases"},
+          fmt::format("found {}; the last phase ends with the run; allowed: train.steps ({})",
+                      before,
+                      config_.train.steps));
     }
   }
 
   void optimizer() {
     const OptimizerConfig& optimizer = config_.optimizer;
     const std::int64_t steps = config_.train.steps;
-    if (optimizer.lr_min > optimizer.lr) add({"optimizer.lr_min", "optimizer.lr"}, fmt::format("found {}; allowed: at most lr ({})", optimizer.lr_min, optimizer.lr));
-    if (optimizer.warmup_steps > steps) add({"optimizer.warmup_steps", "train.steps"}, fmt::format("found {}; allowed: at most train.steps ({})", optimizer.warmup_steps, steps));
+    if (optimizer.lr_min > optimizer.lr)
+      add({"optimizer.lr_min", "optimizer.lr"},
+          fmt::format("found {}; allowed: at most lr ({})", optimizer.lr_min, optimizer.lr));
+    if (optimizer.warmup_steps > steps)
+      add({"optimizer.warmup_steps", "train.steps"},
+          fmt::format(
+              "found {}; allowed: at most train.steps ({})", optimizer.warmup_steps, steps));
     const bool wsd = optimizer.lr_schedule == LrSchedule::wsd;
-    if (wsd && optimizer.warmup_steps + optimizer.decay_steps > steps && optimizer.warmup_steps <= steps) {
-      add({"optimizer.decay_steps", "optimizer.warmup_steps", "train.steps"}, fmt::format("found {}; warm-up and decay do not fit into train.steps ({}); allowed: at most {}", optimizer.decay_steps, steps, steps - optimizer.warmup_steps));
+    if (wsd && optimizer.warmup_steps + optimizer.decay_steps > steps &&
+        optimizer.warmup_steps <= steps) {
+      add({"optimizer.decay_steps", "optimizer.warmup_steps", "train.steps"},
+          fmt::format(
+              "found {}; warm-up and decay do not fit into train.steps ({}); allowed: at most {}",
+              optimizer.decay_steps,
+              steps,
+              steps - optimizer.warmup_steps));
     }
-    if (optimizer.qk_clip_tau && full_attention_layers() == 0) add({"optimizer.qk_clip_tau", "model.linear_attn_config"}, "there is no full-attention layer that it could act on; remove the key");
+    if (optimizer.qk_clip_tau && full_attention_layers() == 0)
+      add({"optimizer.qk_clip_tau", "model.linear_attn_config"},
+          "there is no full-attention layer that it could act on; remove the key");
   }
 
   /// dp * cp * tp = edp * ep * etp over the same ranks, and each rank holds whole experts.
   void parallel() {
     const ParallelConfig& parallel = config_.parallel;
     if (model_.num_experts > 0 && model_.num_experts % parallel.ep != 0) {
-      add({"parallel.ep", "model.num_experts"}, fmt::format("{} does not divide model.num_experts ({}). Nearest valid: {}", parallel.ep, model_.num_experts, near_divisors(model_.num_experts, parallel.ep)));
+      add({"parallel.ep", "model.num_experts"},
+          fmt::format("{} does not divide model.num_experts ({}). Nearest valid: {}",
+                      parallel.ep,
+                      model_.num_experts,
+                      near_divisors(model_.num_experts, parallel.ep)));
     }
-    if (parallel.dp && (*parallel.dp * parallel.cp * parallel.tp) % (parallel.ep * parallel.etp) != 0) {
-      add({"parallel.ep", "parallel.dp", "parallel.cp", "parallel.tp", "parallel.etp"}, fmt::format("ep * etp ({}) does not divide dp * cp * tp ({})", parallel.ep * parallel.etp, *parallel.dp * parallel.cp * parallel.tp));
+    if (parallel.dp &&
+        (*parallel.dp * parallel.cp * parallel.tp) % (parallel.ep * parallel.etp) != 0) {
+      add({"parallel.ep", "parallel.dp", "parallel.cp", "parallel.tp", "parallel.etp"},
+          fmt::format("ep * etp ({}) does not divide dp * cp * tp ({})",
+                      parallel.ep * parallel.etp,
+                      *parallel.dp * parallel.cp * parallel.tp));
     }
   }
 
   void activations() {
     const std::vector<std::string>& patterns = config_.activations.recompute;
     for (const char* word : {"none", "full"}) {
-      if (patterns.size() > 1 && std::find(patterns.begin(), patterns.end(), word) != patterns.end()) add({"activations.recompute"}, fmt::format("'{}' stands alone; remove it or the patterns", word));
+      if (patterns.size() > 1 &&
+          std::find(patterns.begin(), patterns.end(), word) != patterns.end())
+        add({"activations.recompute"},
+            fmt::format("'{}' stands alone; remove it or the patterns", word));
     }
   }
 
@@ -262,22 +389,32 @@ class Checker {
   std::vector<Finding> findings_;
 };
 
-Problem without_position(const Finding& finding) { return {"", 0, 0, finding.keys.front(), finding.message}; }
+Problem without_position(const Finding& finding) {
+  return {"", 0, 0, finding.keys.front(), finding.message};
+}
 
 }  // namespace
 
-std::vector<Finding> findings(const Config& config) { return Checker(config).run(); }
+std::vector<Finding> findings(const Config& config) {
+  return Checker(config).run();
+}
 
 std::vector<Problem> check(const Config& config) {
   std::vector<Problem> problems;
-  for (const Finding& finding : findings(config)) problems.push_back(without_position(finding));
+  for (const Finding& finding : findings(config))
+    problems.push_back(without_position(finding));
   return problems;
 }
 
 std::vector<Problem> untrainable(const Config& config) {
   std::vector<Problem> problems;
   if (config.model.rope_scaling) {
-    problems.push_back({"", 0, 0, "model.rope_scaling", "context extension by YaRN can be planned but not trained; remove the group to train with plain rotation"});
+    problems.push_back({"",
+                        0,
+                        0,
+                        "model.rope_scaling",
+                        "context extension by YaRN can be planned but not trained; remove the "
+                        "group to train with plain rotation"});
   }
   return problems;
 }

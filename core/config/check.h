@@ -13,7 +13,8 @@ struct Finding {
   std::string message;
 };
 
-/// All broken rules between keys, in the order of the sections. `load_config` runs them and adds positions.
+/// All broken rules between keys, in the order of the sections. `load_config` runs them and adds
+/// positions.
 std::vector<Finding> findings(const Config& config);
 
 /// The same as problems without positions, for a configuration that a program built.

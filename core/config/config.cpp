@@ -6,7 +6,14 @@ namespace moesaic::config {
 
 void Config::describe(Fields<Config>& f) {
   using S = Config;
-  f("base", &S::base, "Configuration file(s) that this file builds on, relative to it; later ones and this file win. Only in a file.").in(Unit::path).one_or_list().not_printed().example("kimi_k3.yaml");
+  f("base",
+    &S::base,
+    "Configuration file(s) that this file builds on, relative to it; later ones and this file win. "
+    "Only in a file.")
+      .in(Unit::path)
+      .one_or_list()
+      .not_printed()
+      .example("kimi_k3.yaml");
   f("run", &S::run, "The run: folder, seed, device, limits.");
   f("model", &S::model, "The model, with the names of the published config.json.");
   f("data", &S::data, "What is trained and evaluated on.");

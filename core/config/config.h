@@ -8,8 +8,8 @@
 
 namespace moesaic::config {
 
-/// The whole configuration of a run, one member per section of the YAML file. Plain values; `load_config` makes one that
-/// passed every check.
+/// The whole configuration of a run, one member per section of the YAML file. Plain values;
+/// `load_config` makes one that passed every check.
 struct Config {
   std::vector<std::string> base;  ///< files that the main file builds on, as written there
   RunConfig run;

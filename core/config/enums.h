@@ -7,58 +7,94 @@
 namespace moesaic::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
-constexpr std::array<std::string_view, 3> names_of(DeviceChoice) { return {"auto", "cpu", "cuda"}; }
+constexpr std::array<std::string_view, 3> names_of(DeviceChoice) {
+  return {"auto", "cpu", "cuda"};
+}
 
 enum class PrecisionChoice { automatic, f64, f32, bf16 };
-constexpr std::array<std::string_view, 4> names_of(PrecisionChoice) { return {"auto", "f64", "f32", "bf16"}; }
+constexpr std::array<std::string_view, 4> names_of(PrecisionChoice) {
+  return {"auto", "f64", "f32", "bf16"};
+}
 
 enum class HiddenAct { silu, situ };
-constexpr std::array<std::string_view, 2> names_of(HiddenAct) { return {"silu", "situ"}; }
+constexpr std::array<std::string_view, 2> names_of(HiddenAct) {
+  return {"silu", "situ"};
+}
 
 enum class RouterFunc { sigmoid, softmax };
-constexpr std::array<std::string_view, 2> names_of(RouterFunc) { return {"sigmoid", "softmax"}; }
+constexpr std::array<std::string_view, 2> names_of(RouterFunc) {
+  return {"sigmoid", "softmax"};
+}
 
 enum class CapacityPolicy { prob, position };
-constexpr std::array<std::string_view, 2> names_of(CapacityPolicy) { return {"prob", "position"}; }
+constexpr std::array<std::string_view, 2> names_of(CapacityPolicy) {
+  return {"prob", "position"};
+}
 
 enum class BiasRule { none, sign, quantile, quantile_exact };
-constexpr std::array<std::string_view, 4> names_of(BiasRule) { return {"none", "sign", "quantile", "quantile_exact"}; }
+constexpr std::array<std::string_view, 4> names_of(BiasRule) {
+  return {"none", "sign", "quantile", "quantile_exact"};
+}
 
 enum class AuxLoss { none, switch_loss, sequence, global };
-constexpr std::array<std::string_view, 4> names_of(AuxLoss) { return {"none", "switch", "sequence", "global"}; }
+constexpr std::array<std::string_view, 4> names_of(AuxLoss) {
+  return {"none", "switch", "sequence", "global"};
+}
 
 enum class ResidualType { plain, attention };
-constexpr std::array<std::string_view, 2> names_of(ResidualType) { return {"plain", "attention"}; }
+constexpr std::array<std::string_view, 2> names_of(ResidualType) {
+  return {"plain", "attention"};
+}
 
 enum class MtpHidden { pre_norm, post_norm };
-constexpr std::array<std::string_view, 2> names_of(MtpHidden) { return {"pre_norm", "post_norm"}; }
+constexpr std::array<std::string_view, 2> names_of(MtpHidden) {
+  return {"pre_norm", "post_norm"};
+}
 
 enum class RopeScalingType { yarn };
-constexpr std::array<std::string_view, 1> names_of(RopeScalingType) { return {"yarn"}; }
+constexpr std::array<std::string_view, 1> names_of(RopeScalingType) {
+  return {"yarn"};
+}
 
 enum class DataFormat { bytes_text };
-constexpr std::array<std::string_view, 1> names_of(DataFormat) { return {"bytes_text"}; }
+constexpr std::array<std::string_view, 1> names_of(DataFormat) {
+  return {"bytes_text"};
+}
 
 enum class SparseStage { warmup, sparse };
-constexpr std::array<std::string_view, 2> names_of(SparseStage) { return {"warmup", "sparse"}; }
+constexpr std::array<std::string_view, 2> names_of(SparseStage) {
+  return {"warmup", "sparse"};
+}
 
 enum class OptimizerName { adamw, muon };
-constexpr std::array<std::string_view, 2> names_of(OptimizerName) { return {"adamw", "muon"}; }
+constexpr std::array<std::string_view, 2> names_of(OptimizerName) {
+  return {"adamw", "muon"};
+}
 
 enum class LrSchedule { constant, cosine, wsd };
-constexpr std::array<std::string_view, 3> names_of(LrSchedule) { return {"constant", "cosine", "wsd"}; }
+constexpr std::array<std::string_view, 3> names_of(LrSchedule) {
+  return {"constant", "cosine", "wsd"};
+}
 
 enum class DecayShape { linear, cosine, one_minus_sqrt };
-constexpr std::array<std::string_view, 3> names_of(DecayShape) { return {"linear", "cosine", "1-sqrt"}; }
+constexpr std::array<std::string_view, 3> names_of(DecayShape) {
+  return {"linear", "cosine", "1-sqrt"};
+}
 
 enum class Untouched { decay, skip };
-constexpr std::array<std::string_view, 2> names_of(Untouched) { return {"decay", "skip"}; }
+constexpr std::array<std::string_view, 2> names_of(Untouched) {
+  return {"decay", "skip"};
+}
 
 enum class PipelineSchedule { one_f_one_b, interleaved, zero_bubble };
-constexpr std::array<std::string_view, 3> names_of(PipelineSchedule) { return {"1f1b", "interleaved", "zero_bubble"}; }
+constexpr std::array<std::string_view, 3> names_of(PipelineSchedule) {
+  return {"1f1b", "interleaved", "zero_bubble"};
+}
 
 enum class LayerOrder { horizontal, vertical };
-constexpr std::array<std::string_view, 2> names_of(LayerOrder) { return {"horizontal", "vertical"}; }
+constexpr std::array<std::string_view, 2> names_of(LayerOrder) {
+  return {"horizontal", "vertical"};
+}
 
 enum class Exchange { automatic, dense, hdense, flat, hierarchical, pair };
 constexpr std::array<std::string_view, 6> names_of(Exchange) {
@@ -66,13 +102,19 @@ constexpr std::array<std::string_view, 6> names_of(Exchange) {
 }
 
 enum class Hierarchy { inter_first, intra_first };
-constexpr std::array<std::string_view, 2> names_of(Hierarchy) { return {"inter_first", "intra_first"}; }
+constexpr std::array<std::string_view, 2> names_of(Hierarchy) {
+  return {"inter_first", "intra_first"};
+}
 
 enum class DispatchDtype { activation, fp8 };
-constexpr std::array<std::string_view, 2> names_of(DispatchDtype) { return {"activation", "fp8"}; }
+constexpr std::array<std::string_view, 2> names_of(DispatchDtype) {
+  return {"activation", "fp8"};
+}
 
 enum class ExpertOffload { none, states, full };
-constexpr std::array<std::string_view, 3> names_of(ExpertOffload) { return {"none", "states", "full"}; }
+constexpr std::array<std::string_view, 3> names_of(ExpertOffload) {
+  return {"none", "states", "full"};
+}
 
 /// The word of the YAML file for a choice.
 template <class E>

@@ -1,5 +1,5 @@
-#include <cmath>
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -14,19 +14,22 @@ namespace moesaic::config {
 namespace {
 
 struct Found {
-  std::string key;  ///< items of lists as `key[]`
+  std::string key;         ///< items of lists as `key[]`
   const Section* section;  ///< that the field belongs to
   const Field* field;
 };
 
-/// "train.phases[0].until" -> {"train", "phases", "until"}: which item of a list does not matter here.
+/// "train.phases[0].until" -> {"train", "phases", "until"}: which item of a list does not matter
+/// here.
 std::vector<std::string> parts_of(const std::string& key) {
   std::vector<std::string> parts(1);
   bool in_brackets = false;
   for (const char c : key) {
     if (c == '[') in_brackets = true;
-    if (!in_brackets && c == '.') parts.emplace_back();
-    else if (!in_brackets) parts.back() += c;
+    if (!in_brackets && c == '.')
+      parts.emplace_back();
+    else if (!in_brackets)
+      parts.back() += c;
     if (c == ']') in_brackets = false;
   }
   return parts;
@@ -57,10 +60,13 @@ std::optional<Found> find(const std::string& key, std::string& why_not) {
 
 std::string key_table(const Section& section, const std::string& path) {
   std::size_t width = 0;
-  for (const Field& field : section.fields) width = std::max(width, field.key.size());
+  for (const Field& field : section.fields)
+    width = std::max(width, field.key.size());
   std::string text;
-  for (const Field& field : section.fields) text += fmt::format("  {:<{}}  {}\n", field.key, width, field.doc);
-  return text + fmt::format("\n'moesaic explain {}KEY' says more about a key.\n", path.empty() ? "" : path + ".");
+  for (const Field& field : section.fields)
+    text += fmt::format("  {:<{}}  {}\n", field.key, width, field.doc);
+  return text + fmt::format("\n'moesaic explain {}KEY' says more about a key.\n",
+                            path.empty() ? "" : path + ".");
 }
 
 std::string example_of(const Found& found) {
@@ -71,17 +77,25 @@ std::string example_of(const Found& found) {
   const bool list = field.type.kind == Kind::list;
   std::string example;
   switch (leaf.kind) {
-    case Kind::boolean: example = "true"; break;
-    case Kind::choice: example = std::string(leaf.choices.back()); break;
+    case Kind::boolean:
+      example = "true";
+      break;
+    case Kind::choice:
+      example = std::string(leaf.choices.back());
+      break;
     case Kind::integer:
     case Kind::number: {
       const bool set = field.type.kind == leaf.kind && !field.is_required;
       const double low = std::max(1.0, std::min(field.minimum, 1.0));
-      const double lowest = in_range(field, low) ? low : std::isfinite(field.minimum) ? field.minimum : field.maximum - 1;
+      const double lowest = in_range(field, low)           ? low
+                            : std::isfinite(field.minimum) ? field.minimum
+                                                           : field.maximum - 1;
       example = set ? value_text(field, leaf, value) : fmt::format("{}", lowest);
       break;
     }
-    default: example = "name"; break;
+    default:
+      example = "name";
+      break;
   }
   return list ? "[" + example + "]" : example;
 }
@@ -90,14 +104,20 @@ std::string explain_field(const Found& found) {
   const Field& field = *found.field;
   std::string text = fmt::format("{}\n  {}\n", found.key, field.doc);
   if (const Section* group = field.type.section()) {
-    const std::string shape = field.type.kind == Kind::list ? "A list; each item has the keys" : field.type.kind == Kind::optional ? "May be absent. Keys" : "Keys";
+    const std::string shape = field.type.kind == Kind::list       ? "A list; each item has the keys"
+                              : field.type.kind == Kind::optional ? "May be absent. Keys"
+                                                                  : "Keys";
     return text + fmt::format("\n{}:\n", shape) + key_table(*group, found.key);
   }
   text += fmt::format("\n  allowed: {}\n", allowed_text(field));
   text += fmt::format("  default: {}\n", default_text(*found.section, field));
   text += fmt::format("  example: {}={}\n", found.key, example_of(found));
-  if (!field.other_names.empty()) text += fmt::format("  known elsewhere as: {}\n", fmt::join(field.other_names, ", "));
-  if (!field.missing_feature.empty()) text += fmt::format("  note: {} is not available in this version; only the default is accepted\n", field.missing_feature);
+  if (!field.other_names.empty())
+    text += fmt::format("  known elsewhere as: {}\n", fmt::join(field.other_names, ", "));
+  if (!field.missing_feature.empty())
+    text +=
+        fmt::format("  note: {} is not available in this version; only the default is accepted\n",
+                    field.missing_feature);
   return text;
 }
 
@@ -110,7 +130,9 @@ std::string explain(const std::string& key) {
   if (key.find('.') == std::string::npos) {
     const std::vector<std::string> full = keys_named(key);
     if (full.size() == 1) return explain_field(*find(full.front(), why_not));
-    if (full.size() > 1) throw UsageError(fmt::format("{}: several keys have this name: {}", key, fmt::join(full, ", ")));
+    if (full.size() > 1)
+      throw UsageError(
+          fmt::format("{}: several keys have this name: {}", key, fmt::join(full, ", ")));
   }
   throw UsageError(fmt::format("{}: {}", key, why_not));
 }

@@ -13,9 +13,9 @@
 
 #include "core/config/enums.h"
 
-// The field list of a section: the one place that says which keys exist, what they mean, what they accept. Reading, the
-// effective configuration, the JSON Schema, `explain` and the suggestions for misspelt keys all walk these lists.
-// Included by source files of core/config only.
+// The field list of a section: the one place that says which keys exist, what they mean, what they
+// accept. Reading, the effective configuration, the JSON Schema, `explain` and the suggestions for
+// misspelt keys all walk these lists. Included by source files of core/config only.
 namespace moesaic::config {
 
 struct Section;
@@ -23,7 +23,8 @@ struct Section;
 enum class Kind { boolean, integer, number, text, choice, optional, list, group };
 enum class Unit { none, bytes, minutes, seconds, path };
 
-/// Shape of a value and, type-erased, the access to it. `void*` points at the C++ value of that shape.
+/// Shape of a value and, type-erased, the access to it. `void*` points at the C++ value of that
+/// shape.
 struct Type {
   Kind kind = Kind::text;
   std::vector<std::string_view> choices;  ///< choice: words in enumerator order
@@ -32,11 +33,12 @@ struct Type {
 
   int (*get_choice)(const void*) = nullptr;
   void (*set_choice)(void*, int) = nullptr;
-  void* (*emplace)(void*) = nullptr;         ///< optional: makes the inner value (a default one), returns it
-  void* (*content)(void*) = nullptr;         ///< optional: the inner value, or nullptr
-  void (*reset)(void*) = nullptr;            ///< optional
-  void* (*append)(void*) = nullptr;          ///< list: adds a default item, returns it
-  void* (*at)(void*, std::size_t) = nullptr; ///< list
+  void* (*emplace)(void*) =
+      nullptr;  ///< optional: makes the inner value (a default one), returns it
+  void* (*content)(void*) = nullptr;          ///< optional: the inner value, or nullptr
+  void (*reset)(void*) = nullptr;             ///< optional
+  void* (*append)(void*) = nullptr;           ///< list: adds a default item, returns it
+  void* (*at)(void*, std::size_t) = nullptr;  ///< list
   std::size_t (*size)(const void*) = nullptr;
   void (*clear)(void*) = nullptr;
 
@@ -59,9 +61,9 @@ struct Field {
   double maximum = std::numeric_limits<double>::infinity();
   bool minimum_excluded = false;
   bool maximum_excluded = false;
-  bool accepts_one = false;              ///< list: a single item may stand without brackets
-  bool is_printed = true;                ///< part of the effective configuration
-  std::string missing_feature;           ///< not empty: only the default is accepted yet
+  bool accepts_one = false;     ///< list: a single item may stand without brackets
+  bool is_printed = true;       ///< part of the effective configuration
+  std::string missing_feature;  ///< not empty: only the default is accepted yet
   std::string example_text;
   std::string default_note;              ///< in words, where the default depends on other things
   std::vector<std::string> other_names;  ///< spellings of other model families
@@ -113,7 +115,9 @@ Type optional_type() {
   type.kind = Kind::optional;
   type.item = std::make_shared<const Type>(type_of<Inner>());
   type.emplace = [](void* p) -> void* { return &static_cast<T*>(p)->emplace(); };
-  type.content = [](void* p) -> void* { return *static_cast<T*>(p) ? &**static_cast<T*>(p) : nullptr; };
+  type.content = [](void* p) -> void* {
+    return *static_cast<T*>(p) ? &**static_cast<T*>(p) : nullptr;
+  };
   type.reset = [](void* p) { static_cast<T*>(p)->reset(); };
   return type;
 }
@@ -135,7 +139,8 @@ template <class T>
 Type choice_type() {
   Type type;
   type.kind = Kind::choice;
-  for (const std::string_view name : names_of(T{})) type.choices.push_back(name);
+  for (const std::string_view name : names_of(T{}))
+    type.choices.push_back(name);
   type.get_choice = [](const void* p) { return static_cast<int>(*static_cast<const T*>(p)); };
   type.set_choice = [](void* p, int i) { *static_cast<T*>(p) = static_cast<T>(i); };
   return type;
@@ -144,13 +149,20 @@ Type choice_type() {
 template <class T>
 Type type_of() {
   Type type;
-  if constexpr (std::is_same_v<T, bool>) type.kind = Kind::boolean;
-  else if constexpr (std::is_same_v<T, std::int64_t>) type.kind = Kind::integer;
-  else if constexpr (std::is_same_v<T, double>) type.kind = Kind::number;
-  else if constexpr (std::is_same_v<T, std::string>) type.kind = Kind::text;
-  else if constexpr (std::is_enum_v<T>) type = choice_type<T>();
-  else if constexpr (IsOptional<T>::value) type = optional_type<T>();
-  else if constexpr (IsVector<T>::value) type = list_type<T>();
+  if constexpr (std::is_same_v<T, bool>)
+    type.kind = Kind::boolean;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    type.kind = Kind::integer;
+  else if constexpr (std::is_same_v<T, double>)
+    type.kind = Kind::number;
+  else if constexpr (std::is_same_v<T, std::string>)
+    type.kind = Kind::text;
+  else if constexpr (std::is_enum_v<T>)
+    type = choice_type<T>();
+  else if constexpr (IsOptional<T>::value)
+    type = optional_type<T>();
+  else if constexpr (IsVector<T>::value)
+    type = list_type<T>();
   else {
     type.kind = Kind::group;
     type.group = &section_of<T>();
@@ -172,7 +184,9 @@ class Fields {
     field.key = std::move(key);
     field.doc = std::move(doc);
     field.type = detail::type_of<T>();
-    field.address = [member](void* section) -> void* { return &(static_cast<S*>(section)->*member); };
+    field.address = [member](void* section) -> void* {
+      return &(static_cast<S*>(section)->*member);
+    };
     return field;
   }
 
@@ -195,12 +209,17 @@ const Section& section_of() {
 /// The sections of the file.
 const Section& root_section();
 
-/// Calls visit(full key, field) for every key, groups before their members; items of lists appear as `key[]`.
-void walk(const Section& section, const std::string& prefix, const std::function<void(const std::string&, const Field&)>& visit);
+/// Calls visit(full key, field) for every key, groups before their members; items of lists appear
+/// as `key[]`.
+void walk(const Section& section,
+          const std::string& prefix,
+          const std::function<void(const std::string&, const Field&)>& visit);
 
 /// What a value must be, in words: "an integer, at least 1", "one of: silu, situ".
 std::string allowed_text(const Field& field, const Type& type);
-inline std::string allowed_text(const Field& field) { return allowed_text(field, field.type); }
+inline std::string allowed_text(const Field& field) {
+  return allowed_text(field, field.type);
+}
 
 /// Empty if `value` is inside the field's range.
 bool in_range(const Field& field, double value);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 // Chains of base files are short; the bounds end a maze of files that name each other.
 constexpr std::size_t kMaxBaseDepth = 16;
 constexpr std::size_t kMaxFiles = 64;
+constexpr std::size_t kManyProblems = 200;
 
 /// Reads a file and its bases into one tree, checking each file by itself on the way.
 class FileChain {
@@ -44,7 +46,8 @@ class FileChain {
     merged.at = node.at;
     if (const Node* base = node.find("base")) {
       if (base->kind == Node::Kind::list) {
-        for (const Node& item : base->children) add_base(path, item, merged);
+        for (const Node& item : base->children)
+          add_base(path, item, merged);
       } else {
         add_base(path, *base, merged);
       }
@@ -67,9 +70,13 @@ class FileChain {
   void add_base(const std::string& from, const Node& name, Node& merged) {
     if (name.kind != Node::Kind::scalar) return;  // the reader has complained
     const std::string path = (fs::path(from).parent_path() / name.text).lexically_normal().string();
-    const auto refuse = [&](std::string message) { problems_.push_back({name.at.file, name.at.line, name.at.column, "base", std::move(message)}); };
-    if (std::find(open_.begin(), open_.end(), identity(path)) != open_.end()) return refuse(fmt::format("{} builds on itself", path));
-    if (open_.size() >= kMaxBaseDepth || ++opened_ > kMaxFiles) return refuse("too many base files");
+    const auto refuse = [&](std::string message) {
+      problems_.push_back({name.at.file, name.at.line, name.at.column, "base", std::move(message)});
+    };
+    if (std::find(open_.begin(), open_.end(), identity(path)) != open_.end())
+      return refuse(fmt::format("{} builds on itself", path));
+    if (open_.size() >= kMaxBaseDepth || ++opened_ > kMaxFiles)
+      return refuse("too many base files");
     Node base = load(path);
     std::erase_if(base.children, [](const Node& entry) { return entry.key == "base"; });
     // A base that could not be read has complained already and sets nothing.
@@ -84,10 +91,13 @@ class FileChain {
 
 /// Every problem once, in the order of files, lines and columns; the command line last.
 void tidy(std::vector<Problem>& problems, const std::vector<std::string>& files) {
-  const auto rank = [&](const Problem& problem) { return std::find(files.begin(), files.end(), problem.file) - files.begin(); };
+  const auto rank = [&](const Problem& problem) {
+    return std::find(files.begin(), files.end(), problem.file) - files.begin();
+  };
   std::vector<Problem> unique;
+  std::set<std::string> seen;
   for (Problem& problem : problems) {
-    if (std::find(unique.begin(), unique.end(), problem) == unique.end()) unique.push_back(std::move(problem));
+    if (seen.insert(to_string(problem)).second) unique.push_back(std::move(problem));
   }
   std::stable_sort(unique.begin(), unique.end(), [&](const Problem& a, const Problem& b) {
     return std::make_tuple(rank(a), a.line, a.column) < std::make_tuple(rank(b), b.line, b.column);
@@ -100,7 +110,11 @@ Problem place(const std::string& main_file, const Origins& origins, const Findin
   std::string key = finding.keys.front();
   while (true) {
     if (const auto it = origins.find(key); it != origins.end()) {
-      return {it->second.file, it->second.line, it->second.column, finding.keys.front(), finding.message};
+      return {it->second.file,
+              it->second.line,
+              it->second.column,
+              finding.keys.front(),
+              finding.message};
     }
     const std::size_t end = key.find_last_of(".[");
     if (end == std::string::npos) return {main_file, 1, 1, finding.keys.front(), finding.message};
@@ -112,12 +126,14 @@ Problem place(const std::string& main_file, const Origins& origins, const Findin
 bool rests_on(const Finding& finding, const std::vector<Problem>& problems) {
   return std::any_of(finding.keys.begin(), finding.keys.end(), [&](const std::string& key) {
     return std::any_of(problems.begin(), problems.end(), [&](const Problem& problem) {
-      return problem.key == key || key.starts_with(problem.key + ".") || problem.key.starts_with(key + ".") || problem.key.starts_with(key + "[");
+      return problem.key == key || key.starts_with(problem.key + ".") ||
+             problem.key.starts_with(key + ".") || problem.key.starts_with(key + "[");
     });
   });
 }
 
 void cross_check(const LoadedConfig& loaded, std::vector<Problem>& problems) {
+  if (problems.size() > kManyProblems) return;  // not a configuration; rules would cost time only
   std::vector<Problem> more;
   for (const Finding& finding : findings(loaded.config)) {
     if (!rests_on(finding, problems)) more.push_back(place(loaded.path, loaded.origins, finding));
@@ -125,12 +141,17 @@ void cross_check(const LoadedConfig& loaded, std::vector<Problem>& problems) {
   problems.insert(problems.end(), more.begin(), more.end());
 }
 
-LoadedConfig finish(FileChain& chain, Node root, const std::string& path, const std::vector<std::string>& overrides, std::vector<Problem>& problems) {
+LoadedConfig finish(FileChain& chain,
+                    Node root,
+                    const std::string& path,
+                    const std::vector<std::string>& overrides,
+                    std::vector<Problem>& problems) {
   LoadedConfig loaded;
   loaded.path = path;
   loaded.files = chain.take_files();
   // Rules over the whole would only repeat in other words that a file could not be parsed.
-  const bool parsed = std::none_of(problems.begin(), problems.end(), [](const Problem& problem) { return problem.key.empty(); });
+  const bool parsed = std::none_of(
+      problems.begin(), problems.end(), [](const Problem& problem) { return problem.key.empty(); });
   apply_overrides(root, overrides, problems);
   std::vector<Problem> whole;
   Reader(whole, &loaded.origins, parsed).section(root_section(), root, "", &loaded.config);
@@ -138,7 +159,8 @@ LoadedConfig finish(FileChain& chain, Node root, const std::string& path, const 
   if (parsed) cross_check(loaded, problems);
   tidy(problems, loaded.files);
   if (!problems.empty()) throw ConfigError(std::move(problems));
-  if (loaded.config.run.dir.empty()) loaded.config.run.dir = (fs::path("runs") / fs::path(path).stem()).string();
+  if (loaded.config.run.dir.empty())
+    loaded.config.run.dir = (fs::path("runs") / fs::path(path).stem()).string();
   return loaded;
 }
 
@@ -156,7 +178,9 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
   return finish(chain, std::move(root), path, overrides, problems);
 }
 
-LoadedConfig load_config_text(std::string_view text, const std::string& name, const std::vector<std::string>& overrides) {
+LoadedConfig load_config_text(std::string_view text,
+                              const std::string& name,
+                              const std::vector<std::string>& overrides) {
   std::vector<Problem> problems;
   FileChain chain(problems);
   Node node = parse_yaml(text, name, problems);

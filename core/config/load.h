@@ -20,14 +20,18 @@ struct LoadedConfig {
   Origin origin(const std::string& key) const;
 };
 
-/// Reads a configuration: defaults < files named by `base:` (in order) < the file < `overrides` ("a.b=c"). Throws one
-/// ConfigError (exit 2) with every problem of all files and overrides.
+/// Reads a configuration: defaults < files named by `base:` (in order) < the file < `overrides`
+/// ("a.b=c"). Throws one ConfigError (exit 2) with every problem of all files and overrides.
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
-/// The same for a text; `name` stands for the file in messages, and `base:` is relative to its folder.
-LoadedConfig load_config_text(std::string_view text, const std::string& name, const std::vector<std::string>& overrides = {});
+/// The same for a text; `name` stands for the file in messages, and `base:` is relative to its
+/// folder.
+LoadedConfig load_config_text(std::string_view text,
+                              const std::string& name,
+                              const std::vector<std::string>& overrides = {});
 
-/// Every key with its value and, as a comment, its origin. Loading this text gives the same configuration.
+/// Every key with its value and, as a comment, its origin. Loading this text gives the same
+/// configuration.
 std::string effective_yaml(const LoadedConfig& loaded);
 
 }  // namespace moesaic::config

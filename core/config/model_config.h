@@ -6,8 +6,8 @@
 
 #include "core/config/enums.h"
 
-// The model, with the names of the published config.json files. What each key means stands in its field list
-// (model_config.cpp) and is printed by `moesaic explain model.KEY`.
+// The model, with the names of the published config.json files. What each key means stands in its
+// field list (model_config.cpp) and is printed by `moesaic explain model.KEY`.
 namespace moesaic::config {
 
 template <class S>
@@ -22,7 +22,8 @@ struct LinearAttnConfig {
   std::int64_t short_conv_kernel_size = 4;
   std::optional<double> gate_lower_bound;  ///< empty = softplus gate
   bool use_full_rank_gate = false;
-  std::optional<std::int64_t> a_log_entries;  ///< stored entries of A_log per layer; empty = num_heads
+  std::optional<std::int64_t>
+      a_log_entries;  ///< stored entries of A_log per layer; empty = num_heads
   static void describe(Fields<LinearAttnConfig>& f);
 
   std::int64_t stored_a_log() const { return a_log_entries.value_or(num_heads); }
@@ -44,7 +45,8 @@ struct IndexerConfig {
   std::int64_t index_n_heads = 0;
   std::int64_t index_head_dim = 0;
   std::int64_t index_topk = 0;
-  std::optional<std::int64_t> index_rope_head_dim;  ///< empty = qk_rope_head_dim, or 0 with mla_use_nope
+  std::optional<std::int64_t>
+      index_rope_head_dim;  ///< empty = qk_rope_head_dim, or 0 with mla_use_nope
   double index_norm_eps = 1e-6;
   double kl_weight = 1.0;
   static void describe(Fields<IndexerConfig>& f);
@@ -125,9 +127,11 @@ struct ModelConfig {
   MtpConfig mtp;
   static void describe(Fields<ModelConfig>& f);
 
-  /// Whether the layer (from 0) is a KDA layer; all others are full (MLA, dense or sparse) attention.
+  /// Whether the layer (from 0) is a KDA layer; all others are full (MLA, dense or sparse)
+  /// attention.
   bool is_kda_layer(std::int64_t layer) const;
-  /// Whether the layer (from 0) has experts; all others have a dense MLP of width intermediate_size.
+  /// Whether the layer (from 0) has experts; all others have a dense MLP of width
+  /// intermediate_size.
   bool is_moe_layer(std::int64_t layer) const;
   /// Rotary channels of the indexer's queries and keys.
   std::int64_t index_rope_dim() const;

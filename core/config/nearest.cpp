@@ -22,7 +22,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& words) {
-  // One slip per three letters is still recognisable; a long stranger is not worth the quadratic comparison.
+  // One slip per three letters is still recognisable; a long stranger is not worth the quadratic
+  // comparison.
   const std::size_t limit = std::min<std::size_t>(3, std::max<std::size_t>(1, word.size() / 3));
   std::string best;
   std::size_t best_distance = limit + 1;

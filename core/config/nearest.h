@@ -6,7 +6,8 @@
 
 namespace moesaic::config {
 
-/// Smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
+/// Smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a`
+/// into `b`.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// The word nearest to `word`, or "" if none is near enough to be meant.

@@ -8,7 +8,8 @@
 
 namespace moesaic::config {
 
-/// Where a piece of configuration text stands. `line` and `column` count from 1; 0 = no position (command line).
+/// Where a piece of configuration text stands. `line` and `column` count from 1; 0 = no position
+/// (command line).
 struct Position {
   std::string file;
   int line = 0;
@@ -23,12 +24,13 @@ struct Node {
   enum class Kind { null, scalar, list, map };
 
   Kind kind = Kind::null;
-  std::string text;            ///< scalars: the value after unquoting
-  bool quoted = false;         ///< scalars: written in quotes or as a block, so never a number or a bool
-  Position at;                 ///< of the value
-  std::string key;             ///< of an entry of a map
-  Position key_at;             ///< of that key
-  std::vector<Node> children;  ///< list items or map entries, in file order; keys of a map are distinct
+  std::string text;     ///< scalars: the value after unquoting
+  bool quoted = false;  ///< scalars: written in quotes or as a block, so never a number or a bool
+  Position at;          ///< of the value
+  std::string key;      ///< of an entry of a map
+  Position key_at;      ///< of that key
+  std::vector<Node>
+      children;  ///< list items or map entries, in file order; keys of a map are distinct
 
   /// The entry with this key, or nullptr.
   const Node* find(std::string_view name) const;
@@ -40,10 +42,13 @@ struct Node {
 
 inline constexpr std::size_t kMaxYamlBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMaxYamlDepth = 32;
+inline constexpr std::size_t kMaxYamlEntries = 1024;  ///< of one map
+inline constexpr std::size_t kMaxYamlValues = 32768;  ///< of one text
 
-/// Parses one YAML document. Text that is too large (1 MiB), too deep (32), not UTF-8, indented by tabs, or that uses
-/// anchors, aliases, tags, complex keys, duplicate keys or a second document is a problem, appended to `problems`.
-/// Returns what could be read; an empty document is a node of kind null.
+/// Parses one YAML document. Text that is too large (1 MiB), too deep (32), has too many values,
+/// not UTF-8, indented by tabs, or that uses anchors, aliases, tags, complex keys, duplicate keys
+/// or a second document is a problem, appended to `problems`. Returns what could be read; an empty
+/// document is a node of kind null.
 Node parse_yaml(std::string_view text, const std::string& file, std::vector<Problem>& problems);
 
 /// `parse_yaml` of a file's content; a file that cannot be read is a problem too.

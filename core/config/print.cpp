@@ -31,7 +31,8 @@ class Printer {
       type = type->item.get();
     }
     if (type->kind == Kind::group) {
-      text_ += fmt::format("{}{:>{}}{}:\n", top && !text_.empty() ? "\n" : "", "", indent, field.key);
+      text_ +=
+          fmt::format("{}{:>{}}{}:\n", top && !text_.empty() ? "\n" : "", "", indent, field.key);
       section(*type->group, full, value, indent + 2);
     } else if (type->kind == Kind::list && type->section() && type->size(value) > 0) {
       line(indent, field.key + ":", full);
@@ -44,7 +45,8 @@ class Printer {
     for (std::size_t i = 0; i < type.size(list); ++i) {
       const std::size_t start = text_.size();
       section(*type.section(), fmt::format("{}[{}]", full, i), type.at(list, i), indent + 2);
-      text_[start + static_cast<std::size_t>(indent)] = '-';  // "- " takes the place of the first key's indentation
+      text_[start + static_cast<std::size_t>(indent)] =
+          '-';  // "- " takes the place of the first key's indentation
     }
   }
   void line(int indent, const std::string& content, const std::string& full) {
@@ -56,7 +58,9 @@ class Printer {
   }
   /// A list of which an argument set a single item names that argument.
   Origin origin_of(const std::string& full) const {
-    for (auto it = loaded_.origins.lower_bound(full + "["); it != loaded_.origins.end() && it->first.starts_with(full + "["); ++it) {
+    for (auto it = loaded_.origins.lower_bound(full + "[");
+         it != loaded_.origins.end() && it->first.starts_with(full + "[");
+         ++it) {
       if (it->second.source == Origin::Source::command_line) return it->second;
     }
     return loaded_.origin(full);

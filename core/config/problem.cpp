@@ -1,5 +1,6 @@
 #include "core/config/problem.h"
 
+#include <cstddef>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,9 +18,15 @@ std::string to_string(const Problem& problem) {
 
 namespace {
 
+/// A file of another kind can have a problem in every line; nobody reads more than these.
+constexpr std::size_t kShown = 200;
+
 std::string all_lines(const std::vector<Problem>& problems) {
   std::string text;
-  for (const Problem& problem : problems) text += to_string(problem) + "\n";
+  for (std::size_t i = 0; i < problems.size() && i < kShown; ++i) {
+    text += to_string(problems[i]) + "\n";
+  }
+  if (problems.size() > kShown) text += fmt::format("… and {} more\n", problems.size() - kShown);
   return text + fmt::format("{} problem{} in the configuration; nothing was started",
                             problems.size(),
                             problems.size() == 1 ? "" : "s");

@@ -15,10 +15,14 @@ namespace {
 /// The value as found, short and on one line.
 std::string found(const Node& node) {
   switch (node.kind) {
-    case Node::Kind::null: return "no value";
-    case Node::Kind::list: return "a list";
-    case Node::Kind::map: return "a group of keys";
-    case Node::Kind::scalar: break;
+    case Node::Kind::null:
+      return "no value";
+    case Node::Kind::list:
+      return "a list";
+    case Node::Kind::map:
+      return "a group of keys";
+    case Node::Kind::scalar:
+      break;
   }
   constexpr std::size_t kShown = 60;
   std::string text = node.text.size() > kShown ? node.text.substr(0, kShown) + "…" : node.text;
@@ -28,17 +32,24 @@ std::string found(const Node& node) {
   return node.quoted ? fmt::format("\"{}\"", text) : text;
 }
 
-double unit_seconds(Unit unit) { return unit == Unit::minutes ? 60.0 : 1.0; }
+double unit_seconds(Unit unit) {
+  return unit == Unit::minutes ? 60.0 : 1.0;
+}
 
-bool is_time(Unit unit) { return unit == Unit::minutes || unit == Unit::seconds; }
+bool is_time(Unit unit) {
+  return unit == Unit::minutes || unit == Unit::seconds;
+}
 
 }  // namespace
 
 std::string to_string(const Origin& origin) {
   switch (origin.source) {
-    case Origin::Source::preset: return "default";
-    case Origin::Source::command_line: return kCommandLine;
-    case Origin::Source::file: break;
+    case Origin::Source::preset:
+      return "default";
+    case Origin::Source::command_line:
+      return kCommandLine;
+    case Origin::Source::file:
+      break;
   }
   return fmt::format("{}:{}:{}", origin.file, origin.line, origin.column);
 }
@@ -47,16 +58,26 @@ void Reader::problem(const Position& at, const std::string& path, std::string me
   problems_.push_back({at.file, at.line, at.column, path, std::move(message)});
 }
 
-void Reader::wrong(const Field& field, const Type& type, const Node& node, const std::string& path, const std::string& why) {
-  problem(node.blame(), path,
-          fmt::format("found {}{}{}; allowed: {}", found(node), why.empty() ? "" : ": ", why, allowed_text(field, type)));
+void Reader::wrong(const Field& field,
+                   const Type& type,
+                   const Node& node,
+                   const std::string& path,
+                   const std::string& why) {
+  problem(node.blame(),
+          path,
+          fmt::format("found {}{}{}; allowed: {}",
+                      found(node),
+                      why.empty() ? "" : ": ",
+                      why,
+                      allowed_text(field, type)));
 }
 
 void Reader::remember(const Node& node, const std::string& path) {
   if (!origins_) return;
   const Position& at = node.blame();
   const bool argument = at.file == kCommandLine && at.line == 0;
-  (*origins_)[path] = {argument ? Origin::Source::command_line : Origin::Source::file, at.file, at.line, at.column};
+  (*origins_)[path] = {
+      argument ? Origin::Source::command_line : Origin::Source::file, at.file, at.line, at.column};
 }
 
 void Reader::section(const Section& section, const Node& node, const std::string& path, void* out) {
@@ -72,14 +93,19 @@ void Reader::section(const Section& section, const Node& node, const std::string
   const Section* const outer = std::exchange(current_, &section);
   for (const Node& child : node.children) {
     const std::string full = path.empty() ? child.key : path + "." + child.key;
-    if (const Field* field = section.find(child.key)) entry(*field, child, full, out);
-    else problem(child.key_at, full, unknown_key_message(section, path, child.key));
+    if (const Field* field = section.find(child.key))
+      entry(*field, child, full, out);
+    else
+      problem(child.key_at, full, unknown_key_message(section, path, child.key));
   }
   if (complete_) missing_keys(section, node, path, out);
   current_ = outer;
 }
 
-void Reader::missing_keys(const Section& section, const Node& node, const std::string& path, void* out) {
+void Reader::missing_keys(const Section& section,
+                          const Node& node,
+                          const std::string& path,
+                          void* out) {
   const Position& at = node.key_at.line > 0 ? node.key_at : node.at;
   for (const Field& field : section.fields) {
     if (node.find(field.key)) continue;
@@ -104,27 +130,44 @@ void Reader::entry(const Field& field, const Node& node, const std::string& path
   if (problems_.size() == before) check_available(field, node, path, member);
 }
 
-void Reader::check_available(const Field& field, const Node& node, const std::string& path, const void* out) {
+void Reader::check_available(const Field& field,
+                             const Node& node,
+                             const std::string& path,
+                             const void* out) {
   if (field.missing_feature.empty()) return;
   const std::string only = value_text(field, field.type, field.address(current_->defaults.get()));
   if (value_text(field, field.type, out) == only) return;
-  problem(node.blame(), path, fmt::format("found {}: {} is not available in this version; allowed: {}", found(node), field.missing_feature, only));
+  problem(node.blame(),
+          path,
+          fmt::format("found {}: {} is not available in this version; allowed: {}",
+                      found(node),
+                      field.missing_feature,
+                      only));
 }
 
-void Reader::value(const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
+void Reader::value(
+    const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   switch (type.kind) {
-    case Kind::group: return section(*type.group, node, path, out);
-    case Kind::list: return list(field, type, node, path, out);
+    case Kind::group:
+      return section(*type.group, node, path, out);
+    case Kind::list:
+      return list(field, type, node, path, out);
     case Kind::optional:
       if (node.kind == Node::Kind::null) return type.reset(out);
       return value(field, *type.item, node, path, type.emplace(out));
-    default: break;
+    default:
+      break;
   }
   if (node.kind == Node::Kind::scalar) return scalar(field, type, node, path, out);
-  wrong(field, field.type, node, path, node.kind == Node::Kind::null ? "remove the key to get its default" : "");
+  wrong(field,
+        field.type,
+        node,
+        path,
+        node.kind == Node::Kind::null ? "remove the key to get its default" : "");
 }
 
-void Reader::list(const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
+void Reader::list(
+    const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   type.clear(out);
   if (node.kind == Node::Kind::scalar && field.accepts_one) {
     return value(field, *type.item, node, path, type.append(out));
@@ -137,9 +180,11 @@ void Reader::list(const Field& field, const Type& type, const Node& node, const 
   }
 }
 
-void Reader::scalar(const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
+void Reader::scalar(
+    const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   const bool is_text = type.kind == Kind::text || type.kind == Kind::choice;
-  if (node.quoted && !is_text) return wrong(field, type, node, path, "a quoted value is a text; remove the quotes");
+  if (node.quoted && !is_text)
+    return wrong(field, type, node, path, "a quoted value is a text; remove the quotes");
   switch (type.kind) {
     case Kind::boolean: {
       const Parsed<bool> parsed = parse_boolean(node.text);
@@ -147,9 +192,12 @@ void Reader::scalar(const Field& field, const Type& type, const Node& node, cons
       *static_cast<bool*>(out) = *parsed.value;
       return;
     }
-    case Kind::integer: return integer(field, node, path, out);
-    case Kind::number: return number(field, node, path, out);
-    case Kind::choice: return choice(field, type, node, path, out);
+    case Kind::integer:
+      return integer(field, node, path, out);
+    case Kind::number:
+      return number(field, node, path, out);
+    case Kind::choice:
+      return choice(field, type, node, path, out);
     default:
       if (node.text.empty()) return wrong(field, type, node, path, "must not be empty");
       *static_cast<std::string*>(out) = node.text;
@@ -157,22 +205,29 @@ void Reader::scalar(const Field& field, const Type& type, const Node& node, cons
 }
 
 void Reader::integer(const Field& field, const Node& node, const std::string& path, void* out) {
-  const Parsed<std::int64_t> parsed = field.unit == Unit::bytes ? parse_bytes(node.text) : parse_integer(node.text);
+  const Parsed<std::int64_t> parsed =
+      field.unit == Unit::bytes ? parse_bytes(node.text) : parse_integer(node.text);
   if (!parsed.value) return wrong(field, field.type.leaf(), node, path, parsed.error);
-  if (!in_range(field, static_cast<double>(*parsed.value))) return wrong(field, field.type.leaf(), node, path, "out of range");
+  if (!in_range(field, static_cast<double>(*parsed.value)))
+    return wrong(field, field.type.leaf(), node, path, "out of range");
   *static_cast<std::int64_t*>(out) = *parsed.value;
 }
 
 void Reader::number(const Field& field, const Node& node, const std::string& path, void* out) {
-  const Parsed<double> parsed = is_time(field.unit) ? parse_duration(node.text, unit_seconds(field.unit)) : parse_number(node.text);
+  const Parsed<double> parsed = is_time(field.unit)
+                                    ? parse_duration(node.text, unit_seconds(field.unit))
+                                    : parse_number(node.text);
   if (!parsed.value) return wrong(field, field.type.leaf(), node, path, parsed.error);
-  if (!in_range(field, *parsed.value)) return wrong(field, field.type.leaf(), node, path, "out of range");
+  if (!in_range(field, *parsed.value))
+    return wrong(field, field.type.leaf(), node, path, "out of range");
   *static_cast<double*>(out) = *parsed.value;
 }
 
-void Reader::choice(const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
+void Reader::choice(
+    const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   const auto it = std::find(type.choices.begin(), type.choices.end(), node.text);
-  if (it != type.choices.end()) return type.set_choice(out, static_cast<int>(it - type.choices.begin()));
+  if (it != type.choices.end())
+    return type.set_choice(out, static_cast<int>(it - type.choices.begin()));
   const std::string near = nearest(node.text, {type.choices.begin(), type.choices.end()});
   wrong(field, type, node, path, near.empty() ? "" : fmt::format("did you mean {}?", near));
 }

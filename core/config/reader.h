@@ -10,8 +10,8 @@
 
 namespace moesaic::config {
 
-/// Fills section structs from a node tree, strictly: everything that does not fit the field list becomes a problem, and
-/// reading goes on.
+/// Fills section structs from a node tree, strictly: everything that does not fit the field list
+/// becomes a problem, and reading goes on.
 class Reader {
  public:
   /// `origins`: receives the position of each key that is set, groups included; may be nullptr.
@@ -25,16 +25,27 @@ class Reader {
  private:
   void missing_keys(const Section& section, const Node& node, const std::string& path, void* out);
   void entry(const Field& field, const Node& node, const std::string& path, void* out);
-  void value(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
-  void scalar(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
+  void value(
+      const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
+  void scalar(
+      const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
   void integer(const Field& field, const Node& node, const std::string& path, void* out);
   void number(const Field& field, const Node& node, const std::string& path, void* out);
-  void choice(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
-  void list(const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
-  void check_available(const Field& field, const Node& node, const std::string& path, const void* out);
+  void choice(
+      const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
+  void list(
+      const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
+  void check_available(const Field& field,
+                       const Node& node,
+                       const std::string& path,
+                       const void* out);
   void remember(const Node& node, const std::string& path);
   void problem(const Position& at, const std::string& path, std::string message);
-  void wrong(const Field& field, const Type& type, const Node& node, const std::string& path, const std::string& why);
+  void wrong(const Field& field,
+             const Type& type,
+             const Node& node,
+             const std::string& path,
+             const std::string& why);
 
   std::vector<Problem>& problems_;
   Origins* origins_;

@@ -11,14 +11,16 @@
 namespace moesaic::config {
 namespace {
 
-constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
+constexpr bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 /// A decimal as written: (-1)^negative * digits * 10^exponent.
 struct Decimal {
   bool negative = false;
-  std::string digits;           ///< integer and fraction digits, without point and underscores
+  std::string digits;  ///< integer and fraction digits, without point and underscores
   std::int64_t exponent = 0;
-  std::string canonical;        ///< the text without underscores and '+', for from_chars
+  std::string canonical;  ///< the text without underscores and '+', for from_chars
   bool has_point = false;
   bool has_exponent = false;
 };
@@ -35,14 +37,17 @@ std::string lower(std::string_view text) {
 std::string known_trap(std::string_view text) {
   std::string word = lower(text);
   if (!word.empty() && (word[0] == '-' || word[0] == '+')) word.erase(0, 1);
-  if (word == ".nan" || word == "nan" || word == ".inf" || word == "inf" || word == "infinity") return "must be finite";
-  if (word.size() > 2 && word[0] == '0' && (word[1] == 'x' || word[1] == 'o' || word[1] == 'b')) return "write it in decimal";
+  if (word == ".nan" || word == "nan" || word == ".inf" || word == "inf" || word == "infinity")
+    return "must be finite";
+  if (word.size() > 2 && word[0] == '0' && (word[1] == 'x' || word[1] == 'o' || word[1] == 'b'))
+    return "write it in decimal";
   if (word.size() > 1 && word[0] == '0' && is_digit(word[1])) {
     const auto first = word.find_first_not_of('0');
     return fmt::format("leading zeros are not accepted (some readers take them as octal); write {}",
                        first == std::string::npos ? "0" : word.substr(first));
   }
-  if (word.find(',') != std::string::npos) return "write thousands as 1_000 and fractions with a point";
+  if (word.find(',') != std::string::npos)
+    return "write thousands as 1_000 and fractions with a point";
   if (word.size() > 1 && word[0] == '.' && is_digit(word[1])) return fmt::format("write 0{}", word);
   return "";
 }
@@ -51,7 +56,8 @@ class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
 
-  /// sign? digits (. digits)? ([eE] sign? digits)? with single underscores between digits, up to the end of the text.
+  /// sign? digits (. digits)? ([eE] sign? digits)? with single underscores between digits, up to
+  /// the end of the text.
   bool scan(Decimal& out) {
     if (peek() == '-' || peek() == '+') {
       out.negative = take() == '-';
@@ -77,7 +83,8 @@ class Scanner {
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   char take() { return text_[at_++]; }
   bool digits(std::string& out) {
-    while (is_digit(peek()) || (peek() == '_' && !out.empty() && at_ + 1 < text_.size() && is_digit(text_[at_ - 1]) && is_digit(text_[at_ + 1]))) {
+    while (is_digit(peek()) || (peek() == '_' && !out.empty() && at_ + 1 < text_.size() &&
+                                is_digit(text_[at_ - 1]) && is_digit(text_[at_ + 1]))) {
       const char c = take();
       if (c != '_') out += c;
     }
@@ -95,7 +102,8 @@ class Scanner {
     if (!digits(figures)) return false;
     out.canonical += figures;
     std::int64_t value = 0;
-    for (const char c : figures) value = value < 1'000'000 ? value * 10 + (c - '0') : value;  // beyond: out of range anyway
+    for (const char c : figures)
+      value = value < 1'000'000 ? value * 10 + (c - '0') : value;  // beyond: out of range anyway
     out.exponent += minus ? -value : value;
     return true;
   }
@@ -117,7 +125,8 @@ std::optional<std::int64_t> exact_integer(Decimal decimal) {
   if (decimal.negative) digits.insert(digits.begin(), '-');
   const char* begin = digits.data();
   std::int64_t value = 0;
-  // from_chars skips no sign or blank and reports overflow; leading zeros of "0.001e6" are harmless to it.
+  // from_chars skips no sign or blank and reports overflow; leading zeros of "0.001e6" are harmless
+  // to it.
   const auto [end, error] = std::from_chars(begin, begin + digits.size(), value);
   if (error != std::errc() || end != begin + digits.size()) return std::nullopt;
   return value;
@@ -131,29 +140,42 @@ bool is_fraction(Decimal decimal) {
   return decimal.exponent < 0;
 }
 
-Parsed<std::int64_t> failed_integer(std::string error) { return {std::nullopt, std::move(error)}; }
-Parsed<double> failed_number(std::string error) { return {std::nullopt, std::move(error)}; }
+Parsed<std::int64_t> failed_integer(std::string error) {
+  return {std::nullopt, std::move(error)};
+}
+Parsed<double> failed_number(std::string error) {
+  return {std::nullopt, std::move(error)};
+}
 
 struct SizeUnit {
   std::string_view name;
   std::int64_t bytes;
 };
-constexpr std::array<SizeUnit, 9> kSizeUnits{{{"TiB", std::int64_t{1} << 40}, {"GiB", std::int64_t{1} << 30}, {"MiB", 1 << 20},
-                                              {"KiB", 1 << 10}, {"TB", 1'000'000'000'000}, {"GB", 1'000'000'000},
-                                              {"MB", 1'000'000}, {"kB", 1'000}, {"B", 1}}};
+constexpr std::array<SizeUnit, 9> kSizeUnits{{{"TiB", std::int64_t{1} << 40},
+                                              {"GiB", std::int64_t{1} << 30},
+                                              {"MiB", 1 << 20},
+                                              {"KiB", 1 << 10},
+                                              {"TB", 1'000'000'000'000},
+                                              {"GB", 1'000'000'000},
+                                              {"MB", 1'000'000},
+                                              {"kB", 1'000},
+                                              {"B", 1}}};
 
 struct TimeUnit {
   std::string_view name;
   double seconds;
 };
-constexpr std::array<TimeUnit, 5> kTimeUnits{{{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
+constexpr std::array<TimeUnit, 5> kTimeUnits{
+    {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
 
 bool ends_with_unit(std::string_view text, std::string_view unit) {
-  return text.size() > unit.size() && text.ends_with(unit) && !((text[text.size() - unit.size() - 1] | 0x20) >= 'a');
+  return text.size() > unit.size() && text.ends_with(unit) &&
+         !((text[text.size() - unit.size() - 1] | 0x20) >= 'a');
 }
 
 std::string_view without_trailing_blanks(std::string_view text) {
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  while (!text.empty() && text.back() == ' ')
+    text.remove_suffix(1);
   return text;
 }
 
@@ -163,8 +185,11 @@ Parsed<std::int64_t> parse_integer(std::string_view text) {
   Decimal decimal;
   if (!Scanner(text).scan(decimal)) return failed_integer(known_trap(text));
   const std::optional<std::int64_t> value = exact_integer(decimal);
-  if (!value) return failed_integer(is_fraction(decimal) ? "not a whole number" : "too large for a 64-bit integer");
-  if (decimal.has_point && !decimal.has_exponent) return failed_integer(fmt::format("write {}", *value));
+  if (!value)
+    return failed_integer(is_fraction(decimal) ? "not a whole number"
+                                               : "too large for a 64-bit integer");
+  if (decimal.has_point && !decimal.has_exponent)
+    return failed_integer(fmt::format("write {}", *value));
   return {value, ""};
 }
 
@@ -201,7 +226,8 @@ Parsed<std::int64_t> parse_bytes(std::string_view text) {
   for (const SizeUnit& unit : kSizeUnits) {
     if (!ends_with_unit(text, unit.name)) continue;
     Decimal decimal;
-    const std::string_view amount = without_trailing_blanks(text.substr(0, text.size() - unit.name.size()));
+    const std::string_view amount =
+        without_trailing_blanks(text.substr(0, text.size() - unit.name.size()));
     if (!Scanner(amount).scan(decimal)) return failed_integer(known_trap(amount));
     const Parsed<double> number = parse_number(amount);
     if (!number.value) return failed_integer(number.error);
@@ -211,14 +237,16 @@ Parsed<std::int64_t> parse_bytes(std::string_view text) {
     if (bytes != std::floor(bytes)) return failed_integer("not a whole number of bytes");
     return {static_cast<std::int64_t>(bytes), ""};
   }
-  if (parse_number(text).value) return failed_integer(fmt::format("has no unit; write for example {}GiB", text));
+  if (parse_number(text).value)
+    return failed_integer(fmt::format("has no unit; write for example {}GiB", text));
   return failed_integer("");
 }
 
 Parsed<double> parse_duration(std::string_view text, double unit_seconds) {
   for (const TimeUnit& unit : kTimeUnits) {
     if (!ends_with_unit(text, unit.name)) continue;
-    Parsed<double> number = parse_number(without_trailing_blanks(text.substr(0, text.size() - unit.name.size())));
+    Parsed<double> number =
+        parse_number(without_trailing_blanks(text.substr(0, text.size() - unit.name.size())));
     if (number.value) number.value = *number.value * unit.seconds / unit_seconds;
     return number;
   }

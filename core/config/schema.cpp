@@ -19,9 +19,13 @@ constexpr const char* kBytes = "^[0-9_.]+(e[0-9]+)? ?([KMGT]i?B|kB|B)$";
 constexpr const char* kTime = "^[0-9_.]+ ?(ms|s|m|h|d)$";
 
 void add_range(const Field& field, Json& json) {
-  const auto bound = [](double x) { return x == std::floor(x) && std::abs(x) < 9e15 ? Json(static_cast<std::int64_t>(x)) : Json(x); };
-  if (std::isfinite(field.minimum)) json[field.minimum_excluded ? "exclusiveMinimum" : "minimum"] = bound(field.minimum);
-  if (std::isfinite(field.maximum)) json[field.maximum_excluded ? "exclusiveMaximum" : "maximum"] = bound(field.maximum);
+  const auto bound = [](double x) {
+    return x == std::floor(x) && std::abs(x) < 9e15 ? Json(static_cast<std::int64_t>(x)) : Json(x);
+  };
+  if (std::isfinite(field.minimum))
+    json[field.minimum_excluded ? "exclusiveMinimum" : "minimum"] = bound(field.minimum);
+  if (std::isfinite(field.maximum))
+    json[field.maximum_excluded ? "exclusiveMaximum" : "maximum"] = bound(field.maximum);
 }
 
 Json number_schema(const Field& field, const char* type, const char* pattern) {
@@ -32,23 +36,30 @@ Json number_schema(const Field& field, const char* type, const char* pattern) {
 
 Json type_schema(const Field& field, const Type& type) {
   switch (type.kind) {
-    case Kind::boolean: return {{"type", "boolean"}};
+    case Kind::boolean:
+      return {{"type", "boolean"}};
     case Kind::integer:
-      if (field.unit == Unit::bytes) return {{"anyOf", {{{"const", 0}}, {{"type", "string"}, {"pattern", kBytes}}}}};
+      if (field.unit == Unit::bytes)
+        return {{"anyOf", {{{"const", 0}}, {{"type", "string"}, {"pattern", kBytes}}}}};
       return number_schema(field, "integer", kGroupedDigits);
     case Kind::number:
-      if (field.unit == Unit::minutes || field.unit == Unit::seconds) return number_schema(field, "number", kTime);
+      if (field.unit == Unit::minutes || field.unit == Unit::seconds)
+        return number_schema(field, "number", kTime);
       return number_schema(field, "number", "^[-+]?[0-9_]+(\\.[0-9_]+)?([eE][-+]?[0-9]+)?$");
     // A path or name may look like a number to YAML and is a text to us all the same.
-    case Kind::text: return {{"type", {"string", "number", "boolean"}}};
-    case Kind::choice: return {{"enum", type.choices}};
-    case Kind::optional: return {{"anyOf", Json::array({type_schema(field, *type.item), Json{{"type", "null"}}})}};
+    case Kind::text:
+      return {{"type", {"string", "number", "boolean"}}};
+    case Kind::choice:
+      return {{"enum", type.choices}};
+    case Kind::optional:
+      return {{"anyOf", Json::array({type_schema(field, *type.item), Json{{"type", "null"}}})}};
     case Kind::list: {
       Json list = {{"type", "array"}, {"items", type_schema(field, *type.item)}};
       if (!field.accepts_one) return list;
       return {{"anyOf", Json::array({type_schema(field, *type.item), list})}};
     }
-    case Kind::group: return section_schema(*type.group);
+    case Kind::group:
+      return section_schema(*type.group);
   }
   return {};
 }
@@ -58,20 +69,35 @@ void add_default(const Section& section, const Field& field, Json& json) {
   if (field.is_required || !field.default_note.empty() || field.type.kind == Kind::group) return;
   const void* value = field.address(section.defaults.get());
   switch (field.type.kind) {
-    case Kind::boolean: json["default"] = *static_cast<const bool*>(value); break;
-    case Kind::integer: json["default"] = *static_cast<const std::int64_t*>(value); break;
-    case Kind::number: json["default"] = *static_cast<const double*>(value); break;
-    case Kind::text: json["default"] = *static_cast<const std::string*>(value); break;
-    case Kind::choice: json["default"] = value_text(field, field.type, value); break;
-    case Kind::optional: json["default"] = nullptr; break;
-    default: json["default"] = Json::array(); break;
+    case Kind::boolean:
+      json["default"] = *static_cast<const bool*>(value);
+      break;
+    case Kind::integer:
+      json["default"] = *static_cast<const std::int64_t*>(value);
+      break;
+    case Kind::number:
+      json["default"] = *static_cast<const double*>(value);
+      break;
+    case Kind::text:
+      json["default"] = *static_cast<const std::string*>(value);
+      break;
+    case Kind::choice:
+      json["default"] = value_text(field, field.type, value);
+      break;
+    case Kind::optional:
+      json["default"] = nullptr;
+      break;
+    default:
+      json["default"] = Json::array();
+      break;
   }
 }
 
 Json field_schema(const Section& section, const Field& field) {
   Json json;
-  json["description"] = field.doc + (field.is_required ? " Required." : "") +
-                        (field.missing_feature.empty() ? "" : " Only the default is available in this version.");
+  json["description"] =
+      field.doc + (field.is_required ? " Required." : "") +
+      (field.missing_feature.empty() ? "" : " Only the default is available in this version.");
   json.update(type_schema(field, field.type));
   add_default(section, field, json);
   return json;
@@ -79,14 +105,16 @@ Json field_schema(const Section& section, const Field& field) {
 
 Json section_schema(const Section& section) {
   Json properties = Json::object();
-  for (const Field& field : section.fields) properties[field.key] = field_schema(section, field);
+  for (const Field& field : section.fields)
+    properties[field.key] = field_schema(section, field);
   return {{"type", "object"}, {"additionalProperties", false}, {"properties", properties}};
 }
 
 }  // namespace
 
 std::string json_schema() {
-  Json json = {{"$schema", "http://json-schema.org/draft-07/schema#"}, {"title", "moesaic configuration"}};
+  Json json = {{"$schema", "http://json-schema.org/draft-07/schema#"},
+               {"title", "moesaic configuration"}};
   json.update(section_schema(root_section()));
   return json.dump(2) + "\n";
 }

@@ -10,14 +10,18 @@ namespace moesaic::config {
 namespace {
 
 bool knows(const Field& field, std::string_view name) {
-  return std::find(field.other_names.begin(), field.other_names.end(), name) != field.other_names.end();
+  return std::find(field.other_names.begin(), field.other_names.end(), name) !=
+         field.other_names.end();
 }
 
-std::string full_key(const std::string& path, const std::string& key) { return path.empty() ? key : path + "." + key; }
+std::string full_key(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
 
 std::vector<std::string> keys_of(const Section& section) {
   std::vector<std::string> keys;
-  for (const Field& field : section.fields) keys.push_back(field.key);
+  for (const Field& field : section.fields)
+    keys.push_back(field.key);
   return keys;
 }
 
@@ -31,10 +35,13 @@ std::vector<std::string> keys_named(std::string_view name) {
   return found;
 }
 
-std::string unknown_key_message(const Section& section, const std::string& path, const std::string& key) {
+std::string unknown_key_message(const Section& section,
+                                const std::string& path,
+                                const std::string& key) {
   if (key == "<<") return "merge keys are not accepted; share settings through 'base: FILE'";
   for (const Field& field : section.fields) {
-    if (knows(field, key)) return fmt::format("unknown key; it is called {} here", full_key(path, field.key));
+    if (knows(field, key))
+      return fmt::format("unknown key; it is called {} here", full_key(path, field.key));
   }
   const std::vector<std::string> elsewhere = keys_named(key);
   if (!elsewhere.empty() && elsewhere.size() <= 3) {

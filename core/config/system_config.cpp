@@ -12,68 +12,142 @@ constexpr double kMaxCount = 1LL << 40;
 
 void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   using S = ParallelConfig;
-  f("dp", &S::dp, "Data-parallel degree.").between(1, kMaxRanks).default_is("null (ranks / (tp * pp * cp))").also({"data_parallel_size"});
-  f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.").between(1, kMaxRanks).only_default("tensor parallelism").also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages.").between(1, kMaxRanks).only_default("pipeline parallelism").also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
-  f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.").between(1, kMaxRanks).only_default("context parallelism").also({"context_parallel_size"});
-  f("ep", &S::ep, "Expert-parallel degree: ranks that share the experts of a layer.").between(1, kMaxRanks).only_default("expert parallelism").also({"expert_model_parallel_size", "expert_parallel_size"});
-  f("etp", &S::etp, "Tensor-parallel degree inside routed experts.").between(1, kMaxRanks).only_default("tensor parallelism inside experts").also({"expert_tensor_parallel_size"});
+  f("dp", &S::dp, "Data-parallel degree.")
+      .between(1, kMaxRanks)
+      .default_is("null (ranks / (tp * pp * cp))")
+      .also({"data_parallel_size"});
+  f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
+      .between(1, kMaxRanks)
+      .only_default("tensor parallelism")
+      .also({"tensor_model_parallel_size", "tensor_parallel_size"});
+  f("pp", &S::pp, "Pipeline stages.")
+      .between(1, kMaxRanks)
+      .only_default("pipeline parallelism")
+      .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
+  f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
+      .between(1, kMaxRanks)
+      .only_default("context parallelism")
+      .also({"context_parallel_size"});
+  f("ep", &S::ep, "Expert-parallel degree: ranks that share the experts of a layer.")
+      .between(1, kMaxRanks)
+      .only_default("expert parallelism")
+      .also({"expert_model_parallel_size", "expert_parallel_size"});
+  f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
+      .between(1, kMaxRanks)
+      .only_default("tensor parallelism inside experts")
+      .also({"expert_tensor_parallel_size"});
   f("schedule", &S::schedule, "Pipeline schedule.").only_default("pipeline parallelism");
-  f("order", &S::order, "Order of layers and micro-batches in a step: every micro-batch through all layers (horizontal) or every layer over all micro-batches (vertical).").only_default("the vertical order");
+  f("order",
+    &S::order,
+    "Order of layers and micro-batches in a step: every micro-batch through all layers "
+    "(horizontal) or every layer over all micro-batches (vertical).")
+      .only_default("the vertical order");
 }
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {
   using S = DispatchConfig;
-  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.").only_default("a choice of exchange");
-  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.").only_default("the hierarchical exchange");
-  f("hops", &S::hops, "Hops of the hierarchical exchange.").between(2, 3).only_default("the hierarchical exchange");
-  f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.").only_default("the exchange in fp8");
+  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.")
+      .only_default("a choice of exchange");
+  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.")
+      .only_default("the hierarchical exchange");
+  f("hops", &S::hops, "Hops of the hierarchical exchange.")
+      .between(2, 3)
+      .only_default("the hierarchical exchange");
+  f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.")
+      .only_default("the exchange in fp8");
 }
 
 void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
   using S = ActivationsConfig;
-  f("recompute", &S::recompute, "Activations that are computed again in backward instead of kept: none, full, or name patterns.").one_or_list().default_is("[] (none)").example("[\"*.mlp.*\", \"*.self_attn.q\"]");
-  f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.").only_default("the offload of activations");
+  f("recompute",
+    &S::recompute,
+    "Activations that are computed again in backward instead of kept: none, full, or name "
+    "patterns.")
+      .one_or_list()
+      .default_is("[] (none)")
+      .example("[\"*.mlp.*\", \"*.self_attn.q\"]");
+  f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
+      .only_default("the offload of activations");
 }
 
 void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
   using S = ExpertsConfig;
-  f("offload", &S::offload, "What of the experts lives outside device memory: none, optimizer states, or weights too (full).").only_default("the offload of experts");
+  f("offload",
+    &S::offload,
+    "What of the experts lives outside device memory: none, optimizer states, or weights too "
+    "(full).")
+      .only_default("the offload of experts");
 }
 
 void MemoryConfig::describe(Fields<MemoryConfig>& f) {
   using S = MemoryConfig;
-  f("device_budget", &S::device_budget, "Ceiling of device memory per rank; null = what the device has.").in(Unit::bytes).at_least(0).only_default("a budget of device memory").example("72GiB");
-  f("host_budget", &S::host_budget, "Ceiling of host memory per rank; null = no ceiling.").in(Unit::bytes).at_least(0).only_default("a budget of host memory").example("200GiB");
-  f("file_budget", &S::file_budget, "Ceiling of the file tier per rank; null = no file tier.").in(Unit::bytes).at_least(0).only_default("the file tier").example("1TiB");
-  f("file_path", &S::file_path, "Folder of the file tier.").in(Unit::path).only_default("the file tier").example("/scratch/moesaic");
+  f("device_budget",
+    &S::device_budget,
+    "Ceiling of device memory per rank; null = what the device has.")
+      .in(Unit::bytes)
+      .at_least(0)
+      .only_default("a budget of device memory")
+      .example("72GiB");
+  f("host_budget", &S::host_budget, "Ceiling of host memory per rank; null = no ceiling.")
+      .in(Unit::bytes)
+      .at_least(0)
+      .only_default("a budget of host memory")
+      .example("200GiB");
+  f("file_budget", &S::file_budget, "Ceiling of the file tier per rank; null = no file tier.")
+      .in(Unit::bytes)
+      .at_least(0)
+      .only_default("the file tier")
+      .example("1TiB");
+  f("file_path", &S::file_path, "Folder of the file tier.")
+      .in(Unit::path)
+      .only_default("the file tier")
+      .example("/scratch/moesaic");
 }
 
 void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
   using S = CheckpointConfig;
-  f("every", &S::every, "Steps between checkpoints; 0 = none on the way.").between(0, kMaxCount).example("500");
+  f("every", &S::every, "Steps between checkpoints; 0 = none on the way.")
+      .between(0, kMaxCount)
+      .example("500");
   f("keep_last", &S::keep_last, "Newest checkpoints to keep; 0 = all.").between(0, kMaxCount);
-  f("keep_every", &S::keep_every, "Checkpoints at multiples of so many steps are never deleted; 0 = no such rule.").between(0, kMaxCount);
-  f("async", &S::async, "Training goes on while a checkpoint is written.").only_default("writing checkpoints in the background");
+  f("keep_every",
+    &S::keep_every,
+    "Checkpoints at multiples of so many steps are never deleted; 0 = no such rule.")
+      .between(0, kMaxCount);
+  f("async", &S::async, "Training goes on while a checkpoint is written.")
+      .only_default("writing checkpoints in the background");
   f("save_at_end", &S::save_at_end, "A checkpoint after the last step.");
 }
 
 void CommConfig::describe(Fields<CommConfig>& f) {
   using S = CommConfig;
-  f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.").between(1, kMaxRanks).default_is("null (from the launcher)");
-  f("watchdog_s", &S::watchdog_s, "Time without progress after which the run ends with exit code 124; 0 = never.").in(Unit::seconds).at_least(0);
+  f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.")
+      .between(1, kMaxRanks)
+      .default_is("null (from the launcher)");
+  f("watchdog_s",
+    &S::watchdog_s,
+    "Time without progress after which the run ends with exit code 124; 0 = never.")
+      .in(Unit::seconds)
+      .at_least(0);
 }
 
 void LogConfig::describe(Fields<LogConfig>& f) {
   using S = LogConfig;
-  f("interval", &S::interval, "Steps between log lines.").between(1, kMaxCount).also({"log_interval"});
+  f("interval", &S::interval, "Steps between log lines.")
+      .between(1, kMaxCount)
+      .also({"log_interval"});
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per logged step.");
 }
 
 void DebugConfig::describe(Fields<DebugConfig>& f) {
   using S = DebugConfig;
-  f("inject_nan_step", &S::inject_nan_step, "Makes the gradient of this step non-finite, to see that the step is skipped; null = never.").between(1, kMaxCount);
-  f("immediate_streams", &S::immediate_streams, "CPU streams run each operation at once on the calling thread.");
+  f("inject_nan_step",
+    &S::inject_nan_step,
+    "Makes the gradient of this step non-finite, to see that the step is skipped; null = never.")
+      .between(1, kMaxCount);
+  f("immediate_streams",
+    &S::immediate_streams,
+    "CPU streams run each operation at once on the calling thread.");
 }
 
 }  // namespace moesaic::config

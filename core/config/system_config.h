@@ -33,7 +33,8 @@ struct DispatchConfig {
 };
 
 struct ActivationsConfig {
-  std::vector<std::string> recompute;  ///< name patterns; {"full"} = all that can be recomputed, {} or {"none"} = nothing
+  std::vector<std::string> recompute;  ///< name patterns; {"full"} = all that can be recomputed, {}
+                                       ///< or {"none"} = nothing
   bool residual_offload = false;
   static void describe(Fields<ActivationsConfig>& f);
 };
@@ -52,9 +53,9 @@ struct MemoryConfig {
 };
 
 struct CheckpointConfig {
-  std::int64_t every = 0;      ///< steps; 0 = only as save_at_end says
-  std::int64_t keep_last = 2;  ///< 0 = keep all
-  std::int64_t keep_every = 0; ///< steps; 0 = none is kept for good
+  std::int64_t every = 0;       ///< steps; 0 = only as save_at_end says
+  std::int64_t keep_last = 2;   ///< 0 = keep all
+  std::int64_t keep_every = 0;  ///< steps; 0 = none is kept for good
   bool async = false;
   bool save_at_end = true;
   static void describe(Fields<CheckpointConfig>& f);

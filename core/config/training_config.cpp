@@ -11,75 +11,180 @@ constexpr double kMaxCount = 1LL << 40;  // steps, sequences
 
 void RunConfig::describe(Fields<RunConfig>& f) {
   using S = RunConfig;
-  f("dir", &S::dir, "Folder of the run: metrics, effective configuration, checkpoints.").in(Unit::path).default_is("runs/<name of the configuration file>").example("runs/my_run");
+  f("dir", &S::dir, "Folder of the run: metrics, effective configuration, checkpoints.")
+      .in(Unit::path)
+      .default_is("runs/<name of the configuration file>")
+      .example("runs/my_run");
   f("seed", &S::seed, "Seed of the initial weights and of the sample order.").at_least(0);
   f("device", &S::device, "Where the model runs; auto = cuda where a GPU is found, else cpu.");
-  f("precision", &S::precision, "Compute type: f64 and f32 use one type throughout, bf16 keeps f32 statistics, gradients and master weights. auto = f32 on cpu, bf16 on cuda.");
-  f("deterministic", &S::deterministic, "Two runs of one configuration give the same bits.").only_default("a faster mode without fixed order of sums");
+  f("precision",
+    &S::precision,
+    "Compute type: f64 and f32 use one type throughout, bf16 keeps f32 statistics, gradients and "
+    "master weights. auto = f32 on cpu, bf16 on cuda.");
+  f("deterministic", &S::deterministic, "Two runs of one configuration give the same bits.")
+      .only_default("a faster mode without fixed order of sums");
   f("threads", &S::threads, "CPU threads per rank.").between(1, 1024);
-  f("max_minutes", &S::max_minutes, "Time after which the run saves a checkpoint and ends with exit code 75; null = no limit.").in(Unit::minutes).above(0).example("230");
+  f("max_minutes",
+    &S::max_minutes,
+    "Time after which the run saves a checkpoint and ends with exit code 75; null = no limit.")
+      .in(Unit::minutes)
+      .above(0)
+      .example("230");
 }
 
 void DataConfig::describe(Fields<DataConfig>& f) {
   using S = DataConfig;
-  f("train", &S::train, "Training data: a file or folder, or a list of them.").required().in(Unit::path).one_or_list().example("data/tokens/train");
-  f("valid", &S::valid, "Held-out data for evaluation; empty = no evaluation.").in(Unit::path).one_or_list().example("data/tokens/valid");
-  f("format", &S::format, "How the files are read. bytes_text: text files, one token per byte, documents separated by blank lines.");
-  f("sequence_length", &S::sequence_length, "Tokens per sequence.").required().between(1, 1 << 30).also({"seq_length", "seq_len", "max_seq_len"}).example("4096");
+  f("train", &S::train, "Training data: a file or folder, or a list of them.")
+      .required()
+      .in(Unit::path)
+      .one_or_list()
+      .example("data/tokens/train");
+  f("valid", &S::valid, "Held-out data for evaluation; empty = no evaluation.")
+      .in(Unit::path)
+      .one_or_list()
+      .example("data/tokens/valid");
+  f("format",
+    &S::format,
+    "How the files are read. bytes_text: text files, one token per byte, documents separated by "
+    "blank lines.");
+  f("sequence_length", &S::sequence_length, "Tokens per sequence.")
+      .required()
+      .between(1, 1 << 30)
+      .also({"seq_length", "seq_len", "max_seq_len"})
+      .example("4096");
 }
 
 void LrScaleConfig::describe(Fields<LrScaleConfig>& f) {
   using S = LrScaleConfig;
-  f("pattern", &S::pattern, "Logical parameter names, `*` stands for any characters.").required().example("model.layers.*.self_attn.*");
+  f("pattern", &S::pattern, "Logical parameter names, `*` stands for any characters.")
+      .required()
+      .example("model.layers.*.self_attn.*");
   f("scale", &S::scale, "Factor on the learning rate.").required().at_least(0).example("0.1");
 }
 
 void PhaseConfig::describe(Fields<PhaseConfig>& f) {
   using S = PhaseConfig;
-  f("until", &S::until, "Step after which the phase ends, counted from the start of the run.").required().between(1, kMaxCount).example("1000");
-  f("sequence_length", &S::sequence_length, "Tokens per sequence in this phase.").between(1, 1 << 30).default_is("null (data.sequence_length)");
-  f("lr_schedule", &S::lr_schedule, "Learning-rate schedule of this phase; its steps count from the start of the phase.").default_is("null (optimizer.lr_schedule, counted from the start of the run)");
+  f("until", &S::until, "Step after which the phase ends, counted from the start of the run.")
+      .required()
+      .between(1, kMaxCount)
+      .example("1000");
+  f("sequence_length", &S::sequence_length, "Tokens per sequence in this phase.")
+      .between(1, 1 << 30)
+      .default_is("null (data.sequence_length)");
+  f("lr_schedule",
+    &S::lr_schedule,
+    "Learning-rate schedule of this phase; its steps count from the start of the phase.")
+      .default_is("null (optimizer.lr_schedule, counted from the start of the run)");
   f("lr", &S::lr, "Peak learning rate of this phase.").above(0).default_is("null (optimizer.lr)");
-  f("lr_min", &S::lr_min, "Final learning rate of this phase.").at_least(0).default_is("null (optimizer.lr_min)");
-  f("warmup_steps", &S::warmup_steps, "Warm-up steps at the start of this phase.").between(0, kMaxCount).default_is("null (optimizer.warmup_steps; 0 where lr_schedule is set)");
-  f("sparse_stage", &S::sparse_stage, "Sparse attention: warmup trains the indexer alone against dense attention, sparse trains everything on the selected keys.");
-  f("freeze", &S::freeze, "Name patterns of parameters that are not trained in this phase.").example("[model.embed_tokens.weight]");
-  f("lr_scale", &S::lr_scale, "Learning-rate factors by name pattern; the last match counts.").example("[{pattern: \"*.indexer.*\", scale: 10}]");
+  f("lr_min", &S::lr_min, "Final learning rate of this phase.")
+      .at_least(0)
+      .default_is("null (optimizer.lr_min)");
+  f("warmup_steps", &S::warmup_steps, "Warm-up steps at the start of this phase.")
+      .between(0, kMaxCount)
+      .default_is("null (optimizer.warmup_steps; 0 where lr_schedule is set)");
+  f("sparse_stage",
+    &S::sparse_stage,
+    "Sparse attention: warmup trains the indexer alone against dense attention, sparse trains "
+    "everything on the selected keys.");
+  f("freeze", &S::freeze, "Name patterns of parameters that are not trained in this phase.")
+      .example("[model.embed_tokens.weight]");
+  f("lr_scale", &S::lr_scale, "Learning-rate factors by name pattern; the last match counts.")
+      .example("[{pattern: \"*.indexer.*\", scale: 10}]");
 }
 
 void TrainConfig::describe(Fields<TrainConfig>& f) {
   using S = TrainConfig;
-  f("steps", &S::steps, "Optimizer steps of the whole run.").required().between(1, kMaxCount).also({"max_steps", "train_iters", "iters"}).example("10_000");
-  f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.").required().between(1, kMaxCount).example("256");
-  f("micro_batch_size", &S::micro_batch_size, "Sequences that pass the model at once on one rank.").between(1, 1 << 20);
-  f("eval_every", &S::eval_every, "Steps between evaluations on data.valid; 0 = at the end only.").between(0, kMaxCount).example("500");
+  f("steps", &S::steps, "Optimizer steps of the whole run.")
+      .required()
+      .between(1, kMaxCount)
+      .also({"max_steps", "train_iters", "iters"})
+      .example("10_000");
+  f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.")
+      .required()
+      .between(1, kMaxCount)
+      .example("256");
+  f("micro_batch_size", &S::micro_batch_size, "Sequences that pass the model at once on one rank.")
+      .between(1, 1 << 20);
+  f("eval_every", &S::eval_every, "Steps between evaluations on data.valid; 0 = at the end only.")
+      .between(0, kMaxCount)
+      .example("500");
   f("eval_batches", &S::eval_batches, "Global batches per evaluation.").between(1, kMaxCount);
-  f("phases", &S::phases, "Phases of the run in order; the last ends at `steps`. Empty = one phase.");
-  f("max_bad_steps", &S::max_bad_steps, "Steps in a row with non-finite loss or gradient after which the run ends with exit code 5.").between(1, kMaxCount);
-  f("head_chunk_rows", &S::head_chunk_rows, "Tokens whose logits are held at once in head and cross-entropy.").between(1, 1 << 30);
+  f("phases",
+    &S::phases,
+    "Phases of the run in order; the last ends at `steps`. Empty = one phase.");
+  f("max_bad_steps",
+    &S::max_bad_steps,
+    "Steps in a row with non-finite loss or gradient after which the run ends with exit code 5.")
+      .between(1, kMaxCount);
+  f("head_chunk_rows",
+    &S::head_chunk_rows,
+    "Tokens whose logits are held at once in head and cross-entropy.")
+      .between(1, 1 << 30);
 }
 
 void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
   using S = OptimizerConfig;
-  f("name", &S::name, "adamw for everything, or muon for matrices with AdamW for embedding, head, norms and vectors.");
-  f("lr", &S::lr, "Peak learning rate.").required().above(0).example("3e-4").also({"learning_rate", "max_lr"});
-  f("lr_min", &S::lr_min, "Learning rate at the end of the decay.").at_least(0).also({"min_lr"}).example("3e-5");
-  f("lr_schedule", &S::lr_schedule, "constant; cosine from lr to lr_min at the last step; wsd = warm-up, stable, decay over the last decay_steps.").also({"lr_decay_style", "lr_scheduler"});
-  f("warmup_steps", &S::warmup_steps, "Steps of the linear warm-up from 0.").between(0, kMaxCount).also({"lr_warmup_steps"}).example("1000");
-  f("decay_steps", &S::decay_steps, "Steps of the final decay of wsd.").between(0, kMaxCount).example("2000");
+  f("name",
+    &S::name,
+    "adamw for everything, or muon for matrices with AdamW for embedding, head, norms and "
+    "vectors.");
+  f("lr", &S::lr, "Peak learning rate.")
+      .required()
+      .above(0)
+      .example("3e-4")
+      .also({"learning_rate", "max_lr"});
+  f("lr_min", &S::lr_min, "Learning rate at the end of the decay.")
+      .at_least(0)
+      .also({"min_lr"})
+      .example("3e-5");
+  f("lr_schedule",
+    &S::lr_schedule,
+    "constant; cosine from lr to lr_min at the last step; wsd = warm-up, stable, decay over the "
+    "last decay_steps.")
+      .also({"lr_decay_style", "lr_scheduler"});
+  f("warmup_steps", &S::warmup_steps, "Steps of the linear warm-up from 0.")
+      .between(0, kMaxCount)
+      .also({"lr_warmup_steps"})
+      .example("1000");
+  f("decay_steps", &S::decay_steps, "Steps of the final decay of wsd.")
+      .between(0, kMaxCount)
+      .example("2000");
   f("decay_shape", &S::decay_shape, "Shape of the decay of wsd.");
   f("beta1", &S::beta1, "Decay of AdamW's first moment.").at_least(0).below(1).also({"adam_beta1"});
-  f("beta2", &S::beta2, "Decay of AdamW's second moment.").at_least(0).below(1).also({"adam_beta2"});
-  f("eps", &S::eps, "Epsilon of AdamW, added after the bias correction.").above(0).also({"adam_eps", "adam_epsilon"});
-  f("weight_decay", &S::weight_decay, "Decoupled weight decay of matrices, embedding and head; vectors have none.").at_least(0);
-  f("clip_grad_norm", &S::clip_grad_norm, "Limit of the global gradient norm; 0 = no clipping.").at_least(0).also({"clip_grad", "max_grad_norm", "grad_clip"});
+  f("beta2", &S::beta2, "Decay of AdamW's second moment.")
+      .at_least(0)
+      .below(1)
+      .also({"adam_beta2"});
+  f("eps", &S::eps, "Epsilon of AdamW, added after the bias correction.")
+      .above(0)
+      .also({"adam_eps", "adam_epsilon"});
+  f("weight_decay",
+    &S::weight_decay,
+    "Decoupled weight decay of matrices, embedding and head; vectors have none.")
+      .at_least(0);
+  f("clip_grad_norm", &S::clip_grad_norm, "Limit of the global gradient norm; 0 = no clipping.")
+      .at_least(0)
+      .also({"clip_grad", "max_grad_norm", "grad_clip"});
   f("muon_momentum", &S::muon_momentum, "Momentum of Muon.").at_least(0).below(1);
   f("muon_nesterov", &S::muon_nesterov, "Nesterov form of Muon's momentum.");
-  f("muon_per_head", &S::muon_per_head, "Muon orthogonalises query, key and value projections head by head.");
+  f("muon_per_head",
+    &S::muon_per_head,
+    "Muon orthogonalises query, key and value projections head by head.");
   f("ns_steps", &S::ns_steps, "Newton-Schulz iterations of Muon.").between(1, 20);
-  f("qk_clip_tau", &S::qk_clip_tau, "QK-clip: MLA heads whose largest attention logit exceeds this get their query and key weights scaled down; null = off.").above(0).example("100");
-  f("ema_decay", &S::ema_decay, "Decay of the averaged copy of the weights; null = none is kept.").at_least(0).below(1).example("0.999");
-  f("untouched", &S::untouched, "Experts without a token in a step: decay = momentum and weight decay act as usual, skip = weights and state stay.");
+  f("qk_clip_tau",
+    &S::qk_clip_tau,
+    "QK-clip: MLA heads whose largest attention logit exceeds this get their query and key weights "
+    "scaled down; null = off.")
+      .above(0)
+      .example("100");
+  f("ema_decay", &S::ema_decay, "Decay of the averaged copy of the weights; null = none is kept.")
+      .at_least(0)
+      .below(1)
+      .example("0.999");
+  f("untouched",
+    &S::untouched,
+    "Experts without a token in a step: decay = momentum and weight decay act as usual, skip = "
+    "weights and state stay.");
 }
 
 }  // namespace moesaic::config

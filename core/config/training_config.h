@@ -6,7 +6,8 @@
 
 #include "core/config/enums.h"
 
-// What is trained on, how long and how: sections run, data, train, optimizer. Meanings: training_config.cpp.
+// What is trained on, how long and how: sections run, data, train, optimizer. Meanings:
+// training_config.cpp.
 namespace moesaic::config {
 
 template <class S>
@@ -57,7 +58,7 @@ struct TrainConfig {
   std::int64_t global_batch_size = 0;  ///< sequences
   std::int64_t micro_batch_size = 1;   ///< sequences
   std::int64_t eval_every = 0;         ///< steps; 0 = at the end only
-  std::int64_t eval_batches = 8;       ///< micro-batches per evaluation, over all ranks
+  std::int64_t eval_batches = 8;       ///< global batches per evaluation
   std::vector<PhaseConfig> phases;
   std::int64_t max_bad_steps = 10;
   std::int64_t head_chunk_rows = 1024;

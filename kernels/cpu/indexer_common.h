@@ -20,11 +20,12 @@ struct IndexerInputs {
 };
 
 /// sums[i, c] = sum_j w[i, j] relu(<q_j(i), k(c)>) for a tile of kTile x kTile pairs.
-///   q [kTile, heads * dim], w [kTile, heads] (times the factor), key_t [dim, kTile], dots: scratch [kTile, kTile]
+///   q [kTile, heads * dim], w [kTile, heads] (times the factor), key_t [dim, kTile]
+///   dots [kTile, kTile], scratch; with keep [heads, kTile, kTile]: <q_j(i), k(c)> of every head
 template <class A>
-void score_tile(A* sums, std::int64_t ld, const A* q, const A* w, const A* key_t, std::int64_t heads, std::int64_t dim, A* dots) {
+void score_tile(A* sums, std::int64_t ld, const A* q, const A* w, const A* key_t, std::int64_t heads, std::int64_t dim, A* dots, bool keep = false) {
   for (std::int64_t i = 0; i < kTile; ++i) std::fill_n(sums + i * ld, kTile, A(0));
-  for (std::int64_t j = 0; j < heads; ++j) {
+  for (std::int64_t j = 0; j < heads; ++j, dots += keep ? kTile * kTile : 0) {
     tile_gemm(false, false, kTile, kTile, dim, A(1), q + j * dim, heads * dim, key_t, kTile, A(0), dots, kTile);
     for (std::int64_t i = 0; i < kTile; ++i) {
       const A weight = w[i * heads + j];

@@ -27,6 +27,7 @@ struct DenseLoss {
   A* w = nullptr;       // [kTile, HI], times ct
   A* target = nullptr;  // [kTile, width]
   A* index = nullptr;   // [kTile, width]: scores, then their gradients
+  A* dots = nullptr;    // [tiles, HI, kTile, kTile]: <q_j, k>, then gradients of it
   A* dqi = nullptr;     // [tiles, kTile, HI dI]: one part per key tile
   A* dw = nullptr;      // [tiles, kTile, HI]
   A* kl = nullptr;      // [T]
@@ -52,6 +53,7 @@ struct DenseLoss {
     place(&DenseLoss::w, kTile * i.heads());
     place(&DenseLoss::target, kTile * width);
     place(&DenseLoss::index, kTile * width);
+    place(&DenseLoss::dots, tiles * i.heads() * kTile * kTile);
     place(&DenseLoss::dqi, tiles * kTile * i.width());
     place(&DenseLoss::dw, tiles * kTile * i.heads());
     place(&DenseLoss::kl, a.queries);
@@ -108,7 +110,7 @@ struct DenseLoss {
         for (std::int64_t c = 0; c < kTile; ++c) out[c] += cpu::exp(logit[c] - log_sum);
       }
     }
-    score_tile(score, width, qi, w, key_t + tile * indexer.dim() * kTile, indexer.heads(), indexer.dim(), scratch);
+    score_tile(score, width, qi, w, key_t + tile * indexer.dim() * kTile, indexer.heads(), indexer.dim(), dots + tile * indexer.heads() * kTile * kTile, true);
     if (hidden.full()) return;
     for (std::int64_t i = 0; i < hidden.count; ++i) {
       hidden.hide(sum + i * width, i, A(0));
@@ -116,13 +118,13 @@ struct DenseLoss {
     }
   }
 
-  // Gradients of one tile from dI, which now stands in `index`; scratch: one tile.
-  void second_pass(std::int64_t tile, std::int64_t count, A* scratch) const {
+  // Gradients of one tile from dI, which now stands in `index`.
+  void second_pass(std::int64_t tile, std::int64_t count) const {
     const std::int64_t dim = indexer.dim(), all = indexer.width(), s = tile * kTile;
     for (std::int64_t j = 0; j < indexer.heads(); ++j) {
-      tile_gemm(false, false, kTile, kTile, dim, A(1), qi + j * dim, all, key_t + s * dim, kTile, A(0), scratch, kTile);
+      A* da = dots + (tile * indexer.heads() + j) * kTile * kTile;
       for (std::int64_t i = 0; i < kTile; ++i) {
-        A* dot = scratch + i * kTile;
+        A* dot = da + i * kTile;
         const A* d = index + i * width + s;
         const A weight = w[i * indexer.heads() + j];
         A sum = 0;
@@ -137,8 +139,8 @@ struct DenseLoss {
         }
         dw[(tile * kTile + i) * indexer.heads() + j] = sum;
       }
-      tile_gemm(false, false, kTile, dim, kTile, A(1), scratch, kTile, key + s * dim, dim, A(0), dqi + tile * kTile * all + j * dim, all);
-      tile_gemm(true, false, kTile, dim, kTile, A(1), scratch, kTile, qi + j * dim, all, A(1), dkey + s * dim, dim);
+      tile_gemm(false, false, kTile, dim, kTile, A(1), da, kTile, key + s * dim, dim, A(0), dqi + tile * kTile * all + j * dim, all);
+      tile_gemm(true, false, kTile, dim, kTile, A(1), da, kTile, qi + j * dim, all, A(1), dkey + s * dim, dim);
     }
   }
 
@@ -186,8 +188,7 @@ struct DenseLoss {
       });
       if (op.dqi.empty()) continue;
       pool.parallel_for(tiles, 1, [&](std::int64_t tile, std::int64_t) {
-        Slots::Lease lease(slots);
-        if (!mask(first, row, count, tile).none()) second_pass(tile, count, lease.take<A>(kTile * kTile));
+        if (!mask(first, row, count, tile).none()) second_pass(tile, count);
       });
       store_block(first, row, count, tiles);
     }

@@ -12,6 +12,10 @@ namespace moesaic::cpu {
 /// A log decay below this one counts as minus infinity: its exponential is no normal number.
 template <class A>
 constexpr A kKdaDecayFloor = sizeof(A) == 8 ? A(-708) : A(-87);
+/// Below this one its gradient, at most e^g times the scale of the terms it is summed from, is less than their rounding
+/// errors, and is returned as 0: -e^A softplus'(z) would multiply noise by |g|.
+template <class A>
+constexpr A kKdaGradientFloor = sizeof(A) == 8 ? A(-45) : A(-20);
 
 /// Copies n rows of `width` elements, `stride` apart, into padded rows; the rest of `rows` x `padded` becomes `fill`.
 template <class A, class T>

@@ -132,7 +132,7 @@ void kda_decay_gradient(const KdaSizes& n, KdaChunkData<A>& d, KdaChunkGradients
     for (std::int64_t c = 0; c < n.K; ++c) {
       const A q = d.q[at + c], k = d.k[at + c], row = gr.krow[at + c], column = gr.kcol[at + c];
       running[c] += q * gr.dq[at + c] + k * (row - column);
-      dg[r * stride + c] = g[r * stride + c] < kKdaDecayFloor<A> ? A(0) : running[c];
+      dg[r * stride + c] = g[r * stride + c] < kKdaGradientFloor<A> ? A(0) : running[c];
       gr.dq[at + c] += own * k;
       gr.krow[at + c] = row + column + own * q;
     }

@@ -39,6 +39,15 @@ inline T sigmoid(T x) noexcept {
   return x < T(0) ? e * s : s;
 }
 
+/// 1 / (1 + e^-x) and its complement 1 / (1 + e^x), neither formed by subtraction from 1.
+template <class T>
+inline void sigmoid_pair(T x, T& s, T& complement) noexcept {
+  const T e = exp(x < T(0) ? x : -x);
+  const T r = T(1) / (T(1) + e);
+  s = x < T(0) ? e * r : r;
+  complement = x < T(0) ? r : e * r;
+}
+
 /// tanh x. float: small arguments by the odd series, else (1-e)/(1+e) with e = e^-2|x|; relative error below 4e-7.
 inline double tanh(double x) noexcept { return std::tanh(x); }
 inline float tanh(float x) noexcept {
@@ -49,6 +58,13 @@ inline float tanh(float x) noexcept {
   const float small = a * (1.0F + z * (-0.333333333F + z * (0.133333333F + z * (-0.0539682540F + z * (0.0218694885F + z * -0.00886323553F)))));
   const float t = a < 0.35F ? small : big;
   return x < 0.0F ? -t : t;
+}
+
+/// d tanh(x) / dx = 4 e / (1 + e)^2 with e = e^-2|x|: keeps its relative accuracy where tanh is close to 1.
+template <class T>
+inline T tanh_slope(T x) noexcept {
+  const T e = exp(T(-2) * (x < T(0) ? -x : x));
+  return T(4) * e / ((T(1) + e) * (T(1) + e));
 }
 
 /// log(1 + e^x), exact for either sign; its derivative is sigmoid(x).

@@ -20,7 +20,7 @@ inline order_key_t<A> order_key(A x) noexcept {
   return x == x ? key : minus_infinity;
 }
 
-/// Writes the indices of the min(k, n) largest of values[0..n) to out, ascending, and returns how many. Among equal
+/// Writes the indices of the min(k, n) largest of values[0..n) to out, ascending (n < 2^31), and returns how many. Among equal
 /// values the lower index wins; NaN counts as -inf, -0 equals +0. `keys` is scratch of 2 n numbers.
 ///
 /// Radix selection from the top byte: only the candidates of the boundary bucket go on to the next byte, so the cost is
@@ -40,12 +40,20 @@ inline std::int64_t select_largest(const A* values, std::int64_t n, std::int64_t
   std::int64_t count = n, wanted = k;  // the boundary is the wanted-th largest of the candidates
   U boundary = 0;
   for (int shift = 8 * static_cast<int>(sizeof(U)) - 8; shift >= 0; shift -= 8) {
-    std::int64_t histogram[256] = {};
-    for (std::int64_t i = 0; i < count; ++i) ++histogram[(candidates[i] >> shift) & 0xffU];
+    // Four histograms, because neighbours in one bucket would wait for each other's increment.
+    std::uint32_t histogram[4][256] = {};
+    std::int64_t h = 0;
+    for (; h + 4 <= count; h += 4) {
+      for (int j = 0; j < 4; ++j) ++histogram[j][(candidates[h + j] >> shift) & 0xffU];
+    }
+    for (; h < count; ++h) ++histogram[0][(candidates[h] >> shift) & 0xffU];
+    const auto bucket = [&](int d) {
+      return static_cast<std::int64_t>(histogram[0][d]) + histogram[1][d] + histogram[2][d] + histogram[3][d];
+    };
     int digit = 255;
-    while (histogram[digit] < wanted) wanted -= histogram[digit--];
+    while (bucket(digit) < wanted) wanted -= bucket(digit--);
     boundary |= static_cast<U>(digit) << shift;
-    const std::int64_t in_bucket = histogram[digit];
+    const std::int64_t in_bucket = bucket(digit);
     if (in_bucket != count && shift != 0) {
       std::int64_t m = 0;  // in place from the second round on: m never overtakes i
       for (std::int64_t i = 0; i < count; ++i) {
@@ -58,13 +66,13 @@ inline std::int64_t select_largest(const A* values, std::int64_t n, std::int64_t
     }
   }
   // `wanted` of the keys equal to the boundary are taken, those of lowest index.
+  // Without branches on the data: which keys win is as good as random.
   std::int64_t written = 0;
   for (std::int64_t i = 0; written < k; ++i) {
-    const bool equal = keys[i] == boundary;
-    if (keys[i] > boundary || (equal && wanted > 0)) {
-      out[written++] = static_cast<std::int32_t>(i);
-      wanted -= static_cast<int>(equal);
-    }
+    const auto equal = static_cast<std::int64_t>(keys[i] == boundary) & static_cast<std::int64_t>(wanted > 0);
+    out[written] = static_cast<std::int32_t>(i);
+    written += static_cast<std::int64_t>(keys[i] > boundary) | equal;
+    wanted -= equal;
   }
   return k;
 }

@@ -16,11 +16,11 @@ namespace moesaic {
 /// Statistics, scores, softmax and mix in acc_t.
 struct AttnResForward {
   static constexpr const char* kName = "attn_res_forward";
-  TensorView h;
-  TensorView p;
+  TensorView h{};
+  TensorView p{};
   std::vector<ConstTensorView> sources;
-  ConstTensorView query;
-  ConstTensorView norm;
+  ConstTensorView query{};
+  ConstTensorView norm{};
   double eps = 1e-5;
 
   void check() const;
@@ -35,13 +35,13 @@ struct AttnResForward {
 struct AttnResBackward {
   static constexpr const char* kName = "attn_res_backward";
   std::vector<TensorView> dsources;
-  TensorView dquery;
-  TensorView dnorm;
-  ConstTensorView dh;
-  ConstTensorView p;
+  TensorView dquery{};
+  TensorView dnorm{};
+  ConstTensorView dh{};
+  ConstTensorView p{};
   std::vector<ConstTensorView> sources;
-  ConstTensorView query;
-  ConstTensorView norm;
+  ConstTensorView query{};
+  ConstTensorView norm{};
   double eps = 1e-5;
 
   void check() const;

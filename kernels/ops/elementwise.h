@@ -6,9 +6,9 @@ namespace moesaic {
 /// y = a + b. One shape and one type (f64 | f32 | bf16), summed in acc_t; y may alias a or b.
 struct Add {
   static constexpr const char* kName = "add";
-  TensorView y;
-  ConstTensorView a;
-  ConstTensorView b;
+  TensorView y{};
+  ConstTensorView a{};
+  ConstTensorView b{};
 
   void check() const;
   OpCost cost() const;
@@ -17,8 +17,8 @@ struct Add {
 /// y += alpha x. One shape; the types may differ (f64 | f32 | bf16 each), summed in the wider one's acc_t.
 struct Accumulate {
   static constexpr const char* kName = "accumulate";
-  TensorView y;
-  ConstTensorView x;
+  TensorView y{};
+  ConstTensorView x{};
   double alpha = 1.0;
 
   void check() const;
@@ -28,8 +28,8 @@ struct Accumulate {
 /// y = x in the type of y (f64 | f32 | bf16 each; round to nearest even). One shape.
 struct Cast {
   static constexpr const char* kName = "cast";
-  TensorView y;
-  ConstTensorView x;
+  TensorView y{};
+  ConstTensorView x{};
 
   void check() const;
   OpCost cost() const;
@@ -38,7 +38,7 @@ struct Cast {
 /// y = value (f64 | f32 | bf16 | i32).
 struct Fill {
   static constexpr const char* kName = "fill";
-  TensorView y;
+  TensorView y{};
   double value = 0.0;
 
   void check() const;
@@ -49,9 +49,9 @@ struct Fill {
 /// stream; y may alias x.
 struct Scale {
   static constexpr const char* kName = "scale";
-  TensorView y;
-  ConstTensorView x;
-  ConstTensorView factor;
+  TensorView y{};
+  ConstTensorView x{};
+  ConstTensorView factor{};
   double alpha = 1.0;
 
   void check() const;

@@ -10,9 +10,9 @@ namespace moesaic {
 ///   y      [tokens, d]       any of these types
 struct EmbeddingForward {
   static constexpr const char* kName = "embedding_forward";
-  TensorView y;
-  ConstTensorView ids;
-  ConstTensorView table;
+  TensorView y{};
+  ConstTensorView ids{};
+  ConstTensorView table{};
 
   void check() const;
   OpCost cost() const;
@@ -23,9 +23,9 @@ struct EmbeddingForward {
 ///   dtable  [vocabulary, d]  acc_t or the type of dy; accumulates
 struct EmbeddingBackward {
   static constexpr const char* kName = "embedding_backward";
-  TensorView dtable;
-  ConstTensorView ids;
-  ConstTensorView dy;
+  TensorView dtable{};
+  ConstTensorView ids{};
+  ConstTensorView dy{};
 
   void check() const;
   OpCost cost() const;

@@ -12,11 +12,11 @@ namespace moesaic {
 /// All in acc_t; one rounding at the end.
 struct GatedRmsNormForward {
   static constexpr const char* kName = "gated_rms_norm_forward";
-  TensorView y;
-  TensorView inv_rms;
-  ConstTensorView x;
-  ConstTensorView gate;
-  ConstTensorView weight;
+  TensorView y{};
+  TensorView inv_rms{};
+  ConstTensorView x{};
+  ConstTensorView gate{};
+  ConstTensorView weight{};
   double eps = 1e-5;
 
   void check() const;
@@ -29,14 +29,14 @@ struct GatedRmsNormForward {
 ///   dweight    [width] acc_t           accumulates; empty = frozen; summed over fixed blocks of tokens
 struct GatedRmsNormBackward {
   static constexpr const char* kName = "gated_rms_norm_backward";
-  TensorView dx;
-  TensorView dgate;
-  TensorView dweight;
-  ConstTensorView dy;
-  ConstTensorView x;
-  ConstTensorView gate;
-  ConstTensorView weight;
-  ConstTensorView inv_rms;
+  TensorView dx{};
+  TensorView dgate{};
+  TensorView dweight{};
+  ConstTensorView dy{};
+  ConstTensorView x{};
+  ConstTensorView gate{};
+  ConstTensorView weight{};
+  ConstTensorView inv_rms{};
 
   void check() const;
   OpCost cost() const;
@@ -45,9 +45,9 @@ struct GatedRmsNormBackward {
 /// y = x * sigma(gate), elementwise (MLA output gate, SPEC 2.1). Any shape, one type; y may alias x or gate.
 struct SigmoidGateForward {
   static constexpr const char* kName = "sigmoid_gate_forward";
-  TensorView y;
-  ConstTensorView x;
-  ConstTensorView gate;
+  TensorView y{};
+  ConstTensorView x{};
+  ConstTensorView gate{};
 
   void check() const;
   OpCost cost() const;
@@ -56,11 +56,11 @@ struct SigmoidGateForward {
 /// dx = dy sigma(gate),  dgate = dy x sigma(gate) sigma(-gate). dx and dgate may alias any input, but not each other.
 struct SigmoidGateBackward {
   static constexpr const char* kName = "sigmoid_gate_backward";
-  TensorView dx;
-  TensorView dgate;
-  ConstTensorView dy;
-  ConstTensorView x;
-  ConstTensorView gate;
+  TensorView dx{};
+  TensorView dgate{};
+  ConstTensorView dy{};
+  ConstTensorView x{};
+  ConstTensorView gate{};
 
   void check() const;
   OpCost cost() const;

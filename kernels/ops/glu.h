@@ -19,9 +19,9 @@ struct GluActivation {
 ///   row_count  [1] i32          optional, read inside the stream: rows from it on are neither read nor written
 struct GluForward {
   static constexpr const char* kName = "glu_forward";
-  TensorView h;
-  ConstTensorView gate_up;
-  ConstTensorView row_count;
+  TensorView h{};
+  ConstTensorView gate_up{};
+  ConstTensorView row_count{};
   GluActivation activation;
 
   void check() const;
@@ -38,13 +38,13 @@ struct GluForward {
 ///                                 down projection); may alias dh
 struct GluBackward {
   static constexpr const char* kName = "glu_backward";
-  TensorView dgate_up;
-  TensorView drow_weight;
-  TensorView h;
-  ConstTensorView dh;
-  ConstTensorView gate_up;
-  ConstTensorView row_weight;
-  ConstTensorView row_count;
+  TensorView dgate_up{};
+  TensorView drow_weight{};
+  TensorView h{};
+  ConstTensorView dh{};
+  ConstTensorView gate_up{};
+  ConstTensorView row_weight{};
+  ConstTensorView row_count{};
   GluActivation activation;
   bool weight_h = false;
 

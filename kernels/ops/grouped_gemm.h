@@ -15,11 +15,11 @@ namespace moesaic {
 /// its first row (the last one padded), so a row's bits depend neither on how many rows its expert has nor on threads.
 struct GroupedLinearForward {
   static constexpr const char* kName = "grouped_linear_forward";
-  TensorView y;
-  ConstTensorView x;
-  ConstTensorView w;
-  ConstTensorView offsets;
-  ConstTensorView slot_of_expert;
+  TensorView y{};
+  ConstTensorView x{};
+  ConstTensorView w{};
+  ConstTensorView offsets{};
+  ConstTensorView slot_of_expert{};
   bool accumulate = false;
 
   void check() const;
@@ -29,11 +29,11 @@ struct GroupedLinearForward {
 /// dx_t (+)= W[slot_of_expert[e]]^T dy_t; shapes, types, offsets and order as in the forward op.
 struct GroupedLinearBackwardInput {
   static constexpr const char* kName = "grouped_linear_backward_input";
-  TensorView dx;
-  ConstTensorView dy;
-  ConstTensorView w;
-  ConstTensorView offsets;
-  ConstTensorView slot_of_expert;
+  TensorView dx{};
+  ConstTensorView dy{};
+  ConstTensorView w{};
+  ConstTensorView offsets{};
+  ConstTensorView slot_of_expert{};
   bool accumulate = false;
 
   void check() const;
@@ -47,11 +47,11 @@ struct GroupedLinearBackwardInput {
 /// Two experts must not share a slot. The sum over rows runs in fixed blocks that start at the expert's first row.
 struct GroupedLinearBackwardWeight {
   static constexpr const char* kName = "grouped_linear_backward_weight";
-  TensorView dw;
-  ConstTensorView dy;
-  ConstTensorView x;
-  ConstTensorView offsets;
-  ConstTensorView slot_of_expert;
+  TensorView dw{};
+  ConstTensorView dy{};
+  ConstTensorView x{};
+  ConstTensorView offsets{};
+  ConstTensorView slot_of_expert{};
 
   void check() const;
   OpCost cost() const;

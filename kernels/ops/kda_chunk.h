@@ -18,7 +18,7 @@ namespace moesaic {
 ///
 /// All products of decays are products of numbers <= 1 (no exponential of a positive number, no difference of cumulative
 /// sums), so any gate is safe. g below -87 (f32; f64: -708), where e^g is no normal number,
-/// counts as minus infinity: the state is forgotten and the gradient is 0.
+/// counts as minus infinity: the state is forgotten.
 /// Contract: a document's bits depend on its own tokens only, an output's bits on no later token, and on no thread count.
 /// Temporaries in acc_t, one set per thread. Source: SPEC 1.4 - 1.6.
 struct KdaChunkForward {
@@ -46,6 +46,8 @@ struct KdaChunkForward {
 ///   saved       what forward wrote with the same chunk_size, or empty
 ///   dq, dk, dv  types and shapes of q, k, v; dg, dbeta, ds0 acc_t; all overwritten; ds0 empty = not wanted
 ///   dv may alias d_o; no other aliasing. ds0 may alias ds_final.
+///
+/// dg is 0 where g < -20 (f32; f64: -45): it is at most e^g times the terms of its sum, less than their rounding errors.
 ///
 /// Temporaries: without `saved`, the chunk-entry states and triangular matrices of one document per thread.
 struct KdaChunkBackward {

@@ -10,12 +10,12 @@ namespace moesaic {
 ///   mean, inv_std  [rows]         acc_t, saved for backward
 struct LayerNormForward {
   static constexpr const char* kName = "layer_norm_forward";
-  TensorView y;
-  TensorView mean;
-  TensorView inv_std;
-  ConstTensorView x;
-  ConstTensorView weight;
-  ConstTensorView bias;
+  TensorView y{};
+  TensorView mean{};
+  TensorView inv_std{};
+  ConstTensorView x{};
+  ConstTensorView weight{};
+  ConstTensorView bias{};
   double eps = 1e-6;
 
   void check() const;
@@ -27,14 +27,14 @@ struct LayerNormForward {
 /// dx may alias dy.
 struct LayerNormBackward {
   static constexpr const char* kName = "layer_norm_backward";
-  TensorView dx;
-  TensorView dweight;
-  TensorView dbias;
-  ConstTensorView dy;
-  ConstTensorView x;
-  ConstTensorView weight;
-  ConstTensorView mean;
-  ConstTensorView inv_std;
+  TensorView dx{};
+  TensorView dweight{};
+  TensorView dbias{};
+  ConstTensorView dy{};
+  ConstTensorView x{};
+  ConstTensorView weight{};
+  ConstTensorView mean{};
+  ConstTensorView inv_std{};
 
   void check() const;
   OpCost cost() const;
@@ -46,9 +46,9 @@ struct LayerNormBackward {
 ///   inv_norm  [rows]         acc_t, saved for backward
 struct L2NormForward {
   static constexpr const char* kName = "l2_norm_forward";
-  TensorView y;
-  TensorView inv_norm;
-  ConstTensorView x;
+  TensorView y{};
+  TensorView inv_norm{};
+  ConstTensorView x{};
   double eps = 1e-6;
   double scale = 1.0;
 
@@ -59,10 +59,10 @@ struct L2NormForward {
 /// With xh = x inv_norm:  dx = scale inv_norm (dy - xh <xh, dy>). dx may alias dy.
 struct L2NormBackward {
   static constexpr const char* kName = "l2_norm_backward";
-  TensorView dx;
-  ConstTensorView dy;
-  ConstTensorView x;
-  ConstTensorView inv_norm;
+  TensorView dx{};
+  ConstTensorView dy{};
+  ConstTensorView x{};
+  ConstTensorView inv_norm{};
   double scale = 1.0;
 
   void check() const;

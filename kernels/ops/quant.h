@@ -29,11 +29,11 @@ enum class ScaleRule : std::uint8_t { floor, ceil };
 /// Straight-through training uses `dequant` forward and passes the gradient unchanged.
 struct QuantizeMx {
   static constexpr const char* kName = "quantize_mx";
-  TensorView scales;
-  TensorView codes;
-  TensorView packed;
-  TensorView dequant;
-  ConstTensorView x;
+  TensorView scales{};
+  TensorView codes{};
+  TensorView packed{};
+  TensorView dequant{};
+  ConstTensorView x{};
   MxFormat format = MxFormat::mxfp4;
   ScaleRule rule = ScaleRule::floor;
   std::int64_t group = 32;
@@ -45,10 +45,10 @@ struct QuantizeMx {
 /// y = code * scale. Either `codes` or `packed` is given; shapes as in QuantizeMx.
 struct DequantizeMx {
   static constexpr const char* kName = "dequantize_mx";
-  TensorView y;
-  ConstTensorView codes;
-  ConstTensorView packed;
-  ConstTensorView scales;
+  TensorView y{};
+  ConstTensorView codes{};
+  ConstTensorView packed{};
+  ConstTensorView scales{};
   MxFormat format = MxFormat::mxfp4;
   std::int64_t group = 32;
 
@@ -65,10 +65,10 @@ struct DequantizeMx {
 ///   dequant  [rows, cols]   type of x, optional; may alias x
 struct QuantizeFp8Block {
   static constexpr const char* kName = "quantize_fp8_block";
-  TensorView scales;
-  TensorView codes;
-  TensorView dequant;
-  ConstTensorView x;
+  TensorView scales{};
+  TensorView codes{};
+  TensorView dequant{};
+  ConstTensorView x{};
   std::int64_t block_rows = 1;
   std::int64_t block_cols = 128;
   bool power_of_two = false;
@@ -81,9 +81,9 @@ struct QuantizeFp8Block {
 /// y = code * scale of its block; shapes as in QuantizeFp8Block.
 struct DequantizeFp8Block {
   static constexpr const char* kName = "dequantize_fp8_block";
-  TensorView y;
-  ConstTensorView codes;
-  ConstTensorView scales;
+  TensorView y{};
+  ConstTensorView codes{};
+  ConstTensorView scales{};
   std::int64_t block_rows = 1;
   std::int64_t block_cols = 128;
 

@@ -12,8 +12,8 @@ namespace moesaic {
 /// double for every type. The gradient is the rotation by the opposite angle: `inverse`.
 struct Rope {
   static constexpr const char* kName = "rope";
-  TensorView x;
-  ConstTensorView positions;
+  TensorView x{};
+  ConstTensorView positions{};
   std::int64_t begin = 0;
   std::int64_t rotary_width = 0;
   double theta = 10000.0;

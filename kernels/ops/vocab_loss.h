@@ -24,14 +24,14 @@ constexpr std::int32_t kIgnoredTarget = -100;
 /// Everything in acc_t. Row sums are added in row order.
 struct CrossEntropy {
   static constexpr const char* kName = "cross_entropy";
-  TensorView loss_sum;
-  TensorView z_sum;
-  TensorView logp;
-  TensorView dlogits;
-  ConstTensorView logits;
-  ConstTensorView targets;
-  ConstTensorView weight;
-  ConstTensorView divisor;
+  TensorView loss_sum{};
+  TensorView z_sum{};
+  TensorView logp{};
+  TensorView dlogits{};
+  ConstTensorView logits{};
+  ConstTensorView targets{};
+  ConstTensorView weight{};
+  ConstTensorView divisor{};
   double z_coef = 0.0;
   double grad_scale = 1.0;
 
@@ -56,12 +56,12 @@ enum class DivergenceKind : std::uint8_t {
 /// lk: where p_v = q_v exactly the gradient takes half of q_v's part (the mean of both sides).
 struct VocabDivergence {
   static constexpr const char* kName = "vocab_divergence";
-  TensorView loss_sum;
-  TensorView dlogits;
-  ConstTensorView logits;
-  ConstTensorView teacher;
-  ConstTensorView mask;
-  ConstTensorView divisor;
+  TensorView loss_sum{};
+  TensorView dlogits{};
+  ConstTensorView logits{};
+  ConstTensorView teacher{};
+  ConstTensorView mask{};
+  ConstTensorView divisor{};
   DivergenceKind kind = DivergenceKind::forward_kl;
   double grad_scale = 1.0;
 

@@ -23,13 +23,13 @@ class Tensor {
   }
   Tensor(Shape shape, DType dtype, const Values& values) : Tensor(shape, dtype) { fill(values); }
 
-  void fill(const Values& values) {
+  void fill(const Values& values) const {
     REQUIRE(static_cast<std::int64_t>(values.size()) == view_.numel());
     dispatch_float(view_.dtype(), [&]<class T>(TypeTag<T>) {
       for (std::size_t i = 0; i < values.size(); ++i) view_.as<T>()[i] = T(values[i]);
     });
   }
-  void zero() { fill(Values(static_cast<std::size_t>(view_.numel()), 0.0)); }
+  void zero() const { fill(Values(static_cast<std::size_t>(view_.numel()), 0.0)); }
   Values values() const {
     Values v(static_cast<std::size_t>(view_.numel()));
     dispatch_float(view_.dtype(), [&]<class T>(TypeTag<T>) {

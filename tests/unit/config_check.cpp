@@ -1,5 +1,4 @@
 #include "core/config/check.h"
-
 #include "tests/support/catch.h"
 #include "tests/unit/config_support.h"
 
@@ -8,9 +7,12 @@ namespace config = moesaic::config;
 
 namespace {
 
-const std::string kExperts = "model={num_experts: 8, num_experts_per_token: 2, moe_intermediate_size: 16}";
+const std::string kExperts =
+    "model={num_experts: 8, num_experts_per_token: 2, moe_intermediate_size: 16}";
 
-std::string report(std::vector<std::string> overrides) { return report_of(kTiny, overrides); }
+std::string report(std::vector<std::string> overrides) {
+  return report_of(kTiny, overrides);
+}
 
 std::string report_with_experts(std::vector<std::string> overrides) {
   overrides.push_back(kExperts);
@@ -18,7 +20,8 @@ std::string report_with_experts(std::vector<std::string> overrides) {
 }
 
 std::string linear(const std::string& kda, const std::string& full, const std::string& more = "") {
-  return "model.linear_attn_config={num_heads: 2, head_dim: 8, kda_layers: " + kda + ", full_attn_layers: " + full + more + "}";
+  return "model.linear_attn_config={num_heads: 2, head_dim: 8, kda_layers: " + kda +
+         ", full_attn_layers: " + full + more + "}";
 }
 
 }  // namespace
@@ -26,17 +29,23 @@ std::string linear(const std::string& kda, const std::string& full, const std::s
 TEST_CASE("config: each layer is KDA or full attention, once") {
   CHECK(report({linear("[1]", "[2]")}).empty());
   CHECK(report({linear("[1, 2]", "[]")}).empty());
-  CHECK(contains(report({linear("[1]", "[]")}), "must together name each layer from 1 to 2 once; not named: 2"));
+  CHECK(contains(report({linear("[1]", "[]")}),
+                 "must together name each layer from 1 to 2 once; not named: 2"));
   CHECK(contains(report({linear("[1, 2]", "[2]")}), "named twice: 2"));
   CHECK(contains(report({linear("[1, 3]", "[2]")}), "outside: 3"));
   CHECK(contains(report({linear("[0, 1]", "[2]")}), "kda_layers[0]: found 0: out of range"));
-  CHECK(contains(report({linear("[1]", "[2]", ", a_log_entries: 1")}), "a_log_entries: found 1; allowed: at least num_heads (2)"));
+  CHECK(contains(report({linear("[1]", "[2]", ", a_log_entries: 1")}),
+                 "a_log_entries: found 1; allowed: at least num_heads (2)"));
 }
 
 TEST_CASE("config: rules take the position of the key to blame") {
   const std::string text = kTiny + "log: {interval: 1}\n";
-  CHECK(contains(report_of(text, {"train.micro_batch_size=3"}), "t.yaml:12:39 train.global_batch_size: 4 is not divisible by micro_batch_size (3). Nearest valid: 3, 6"));
-  CHECK(contains(report({"model.kv_lora_rank=0"}), "command line: model.kv_lora_rank: is required, because all layers are full attention"));
+  CHECK(contains(report_of(text, {"train.micro_batch_size=3"}),
+                 "t.yaml:12:39 train.global_batch_size: 4 is not divisible by micro_batch_size "
+                 "(3). Nearest valid: 3, 6"));
+  CHECK(contains(
+      report({"model.kv_lora_rank=0"}),
+      "command line: model.kv_lora_rank: is required, because all layers are full attention"));
 }
 
 TEST_CASE("config: a rule is silent where one of its keys could not be read") {
@@ -46,69 +55,111 @@ TEST_CASE("config: a rule is silent where one of its keys could not be read") {
 }
 
 TEST_CASE("config: attention sizes") {
-  CHECK(contains(report({"model.num_attention_heads=0"}), "model.num_attention_heads: is required"));
+  CHECK(
+      contains(report({"model.num_attention_heads=0"}), "model.num_attention_heads: is required"));
   CHECK(contains(report({"model.v_head_dim=0"}), "model.v_head_dim: is required"));
-  CHECK(contains(report({"model.qk_nope_head_dim=0", "model.qk_rope_head_dim=0"}), "model.qk_nope_head_dim: is required"));
-  CHECK(contains(report({"model.qk_rope_head_dim=3"}), "rotated channels come in pairs. Nearest valid: 2, 4"));
+  CHECK(contains(report({"model.qk_nope_head_dim=0", "model.qk_rope_head_dim=0"}),
+                 "model.qk_nope_head_dim: is required"));
+  CHECK(contains(report({"model.qk_rope_head_dim=3"}),
+                 "rotated channels come in pairs. Nearest valid: 2, 4"));
   CHECK(report({"model.qk_rope_head_dim=3", "model.mla_use_nope=true"}).empty());
-  CHECK(contains(report({"model.mla_use_nope=true", "model.rope_scaling={factor: 4}"}), "there is no rotation to scale"));
+  CHECK(contains(report({"model.mla_use_nope=true", "model.rope_scaling={factor: 4}"}),
+                 "there is no rotation to scale"));
 }
 
 TEST_CASE("config: indexer") {
   const std::string indexer = "model.indexer={index_n_heads: 2, index_head_dim: 8, index_topk: 4}";
   CHECK(report({indexer}).empty());
-  CHECK(contains(report({indexer, "model.indexer.index_rope_head_dim=10"}), "10 rotated channels do not fit into index_head_dim (8)"));
+  CHECK(contains(report({indexer, "model.indexer.index_rope_head_dim=10"}),
+                 "10 rotated channels do not fit into index_head_dim (8)"));
   CHECK(contains(report({indexer, "model.indexer.index_rope_head_dim=3"}), "come in pairs"));
-  CHECK(contains(report({indexer, "model.indexer.index_rope_head_dim=4", "model.mla_use_nope=true"}), "nothing is rotated"));
-  CHECK(contains(report({indexer, linear("[1, 2]", "[]")}), "there is no full-attention layer that could use it"));
-  CHECK(contains(report({"model.indexer={index_n_heads: 2}"}), "model.indexer.index_topk: is required"));
+  CHECK(
+      contains(report({indexer, "model.indexer.index_rope_head_dim=4", "model.mla_use_nope=true"}),
+               "nothing is rotated"));
+  CHECK(contains(report({indexer, linear("[1, 2]", "[]")}),
+                 "there is no full-attention layer that could use it"));
+  CHECK(contains(report({"model.indexer={index_n_heads: 2}"}),
+                 "model.indexer.index_topk: is required"));
 }
 
 TEST_CASE("config: experts and groups") {
   CHECK(report_with_experts({}).empty());
-  CHECK(contains(report({"model.num_experts=8"}), "model.num_experts_per_token: is required, because num_experts is 8"));
-  CHECK(contains(report_of(kTiny, {"model={num_experts: 8, num_experts_per_token: 9, moe_intermediate_size: 16}"}), "found 9; allowed: at most num_experts (8)"));
-  CHECK(contains(report_with_experts({"model.num_expert_group=3"}), "3 does not divide num_experts (8). Nearest valid: 2, 4"));
+  CHECK(contains(report({"model.num_experts=8"}),
+                 "model.num_experts_per_token: is required, because num_experts is 8"));
+  CHECK(contains(
+      report_of(kTiny,
+                {"model={num_experts: 8, num_experts_per_token: 9, moe_intermediate_size: 16}"}),
+      "found 9; allowed: at most num_experts (8)"));
+  CHECK(contains(report_with_experts({"model.num_expert_group=3"}),
+                 "3 does not divide num_experts (8). Nearest valid: 2, 4"));
   CHECK(contains(report_with_experts({"model.num_expert_group=8"}), "needs at least 2"));
-  CHECK(contains(report_with_experts({"model.num_expert_group=2", "model.topk_group=3"}), "found 3; allowed: at most num_expert_group (2)"));
-  CHECK(contains(report_of(kTiny, {"model={num_experts: 8, num_experts_per_token: 3, moe_intermediate_size: 16, num_expert_group: 4}"}), "1 groups of 2 experts hold fewer than num_experts_per_token (3)"));
-  CHECK(contains(report_with_experts({"model.first_k_dense_replace=3"}), "at most num_hidden_layers (2)"));
-  CHECK(contains(report({"model.intermediate_size=0"}), "model.intermediate_size: is required, because layer 1 has a dense MLP"));
+  CHECK(contains(report_with_experts({"model.num_expert_group=2", "model.topk_group=3"}),
+                 "found 3; allowed: at most num_expert_group (2)"));
+  CHECK(contains(report_of(kTiny,
+                           {"model={num_experts: 8, num_experts_per_token: 3, "
+                            "moe_intermediate_size: 16, num_expert_group: 4}"}),
+                 "1 groups of 2 experts hold fewer than num_experts_per_token (3)"));
+  CHECK(contains(report_with_experts({"model.first_k_dense_replace=3"}),
+                 "at most num_hidden_layers (2)"));
+  CHECK(contains(report({"model.intermediate_size=0"}),
+                 "model.intermediate_size: is required, because layer 1 has a dense MLP"));
 }
 
 TEST_CASE("config: balancing") {
   CHECK(report_with_experts({"model.balance.bias_rule=quantile"}).empty());
-  CHECK(contains(report_of(kTiny, {"model={num_experts: 2, num_experts_per_token: 2, moe_intermediate_size: 16, balance: {bias_rule: quantile}}"}),
+  CHECK(contains(report_of(kTiny,
+                           {"model={num_experts: 2, num_experts_per_token: 2, "
+                            "moe_intermediate_size: 16, balance: {bias_rule: quantile}}"}),
                  "num_experts_per_token (2) must be below num_experts (2)"));
-  CHECK(contains(report_with_experts({"model.balance.bias_rule=quantile_exact", "model.num_expert_group=2", "model.topk_group=2"}), "defined without expert groups"));
+  CHECK(contains(report_with_experts({"model.balance.bias_rule=quantile_exact",
+                                      "model.num_expert_group=2",
+                                      "model.topk_group=2"}),
+                 "defined without expert groups"));
   CHECK(contains(report({"model.balance.bias_rule=sign"}), "there are no experts to balance"));
 }
 
 TEST_CASE("config: residuals") {
-  CHECK(contains(report({"model.residual.type=attention"}), "is required with residual.type: attention"));
+  CHECK(contains(report({"model.residual.type=attention"}),
+                 "is required with residual.type: attention"));
   CHECK(report({"model.residual={type: attention, full: true}"}).empty());
-  CHECK(contains(report({"model.residual={type: attention, full: true, attn_res_block_size: 1}"}), "remove one of the two"));
-  CHECK(contains(report({"model.residual.full=true"}), "is of use with residual.type: attention only"));
+  CHECK(contains(report({"model.residual={type: attention, full: true, attn_res_block_size: 1}"}),
+                 "remove one of the two"));
+  CHECK(contains(report({"model.residual.full=true"}),
+                 "is of use with residual.type: attention only"));
 }
 
 TEST_CASE("config: data, schedule, phases") {
   CHECK(contains(report({"model.vocab_size=255"}), "bytes_text has 256 different tokens"));
-  CHECK(contains(report({"data.sequence_length=5000"}), "at most model.max_position_embeddings (4096)"));
+  CHECK(contains(report({"data.sequence_length=5000"}),
+                 "at most model.max_position_embeddings (4096)"));
   CHECK(contains(report({"train.eval_every=2"}), "there is nothing to evaluate on"));
-  CHECK(contains(report({"optimizer.lr_min=1"}), "optimizer.lr_min: found 1; allowed: at most lr (0.001)"));
+  CHECK(contains(report({"optimizer.lr_min=1"}),
+                 "optimizer.lr_min: found 1; allowed: at most lr (0.001)"));
   CHECK(contains(report({"optimizer.warmup_steps=11"}), "at most train.steps (10)"));
-  CHECK(contains(report({"optimizer.lr_schedule=wsd", "optimizer.warmup_steps=4", "optimizer.decay_steps=7"}), "allowed: at most 6"));
-  CHECK(contains(report({"train.phases=[{until: 5}, {until: 5}]"}), "train.phases[1].until: found 5; phases end one after the other; allowed: more than 5"));
-  CHECK(contains(report({"train.phases=[{until: 5}]"}), "the last phase ends with the run; allowed: train.steps (10)"));
-  CHECK(contains(report({"train.phases=[{until: 10, sparse_stage: warmup}]"}), "train.phases[0].sparse_stage: there is no model.indexer"));
-  CHECK(contains(report({"train.phases=[{until: 10, sequence_length: 5000}]"}), "train.phases[0].sequence_length: found 5000"));
-  CHECK(contains(report({"train.phases=[{until: 10, lr_min: 1}]"}), "train.phases[0].lr_min: lr_min is above lr"));
-  CHECK(contains(report({"parallel.dp=3"}), "4 is not divisible by micro_batch_size * parallel.dp (3). Nearest valid: 3, 6"));
+  CHECK(contains(
+      report({"optimizer.lr_schedule=wsd", "optimizer.warmup_steps=4", "optimizer.decay_steps=7"}),
+      "allowed: at most 6"));
+  CHECK(contains(
+      report({"train.phases=[{until: 5}, {until: 5}]"}),
+      "train.phases[1].until: found 5; phases end one after the other; allowed: more than 5"));
+  CHECK(contains(report({"train.phases=[{until: 5}]"}),
+                 "the last phase ends with the run; allowed: train.steps (10)"));
+  CHECK(contains(report({"train.phases=[{until: 10, sparse_stage: warmup}]"}),
+                 "train.phases[0].sparse_stage: there is no model.indexer"));
+  CHECK(contains(report({"train.phases=[{until: 10, sequence_length: 5000}]"}),
+                 "train.phases[0].sequence_length: found 5000"));
+  CHECK(contains(report({"train.phases=[{until: 10, lr_min: 1}]"}),
+                 "train.phases[0].lr_min: lr_min is above lr"));
+  CHECK(contains(report({"parallel.dp=3"}),
+                 "4 is not divisible by micro_batch_size * parallel.dp (3). Nearest valid: 3, 6"));
   CHECK(contains(report({"activations.recompute=[full, a]"}), "'full' stands alone"));
 }
 
 TEST_CASE("config: helpers of the model section") {
-  const config::Config c = config::load_config_text(kTiny, "t", {kExperts, linear("[2]", "[1]"), "model.first_k_dense_replace=1"}).config;
+  const config::Config c =
+      config::load_config_text(
+          kTiny, "t", {kExperts, linear("[2]", "[1]"), "model.first_k_dense_replace=1"})
+          .config;
   CHECK_FALSE(c.model.is_kda_layer(0));
   CHECK(c.model.is_kda_layer(1));
   CHECK_FALSE(c.model.is_moe_layer(0));
@@ -121,7 +172,8 @@ TEST_CASE("config: what can be planned but not trained") {
   const config::Config plain = config::load_config_text(kTiny, "t").config;
   CHECK(config::check(plain).empty());
   CHECK(config::untrainable(plain).empty());
-  const config::Config yarn = config::load_config_text(kTiny, "t", {"model.rope_scaling={factor: 4}"}).config;
+  const config::Config yarn =
+      config::load_config_text(kTiny, "t", {"model.rope_scaling={factor: 4}"}).config;
   REQUIRE(config::untrainable(yarn).size() == 1);
   CHECK(config::untrainable(yarn)[0].key == "model.rope_scaling");
 }

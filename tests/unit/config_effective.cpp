@@ -20,9 +20,11 @@ std::string values_of(const LoadedConfig& loaded) {
 }
 
 const std::vector<std::string> kRich = {
-    "model.linear_attn_config={kda_layers: [1], full_attn_layers: [2], num_heads: 2, head_dim: 8, gate_lower_bound: -5.0}",
+    "model.linear_attn_config={kda_layers: [1], full_attn_layers: [2], num_heads: 2, head_dim: 8, "
+    "gate_lower_bound: -5.0}",
     "model.indexer={index_n_heads: 2, index_head_dim: 8, index_topk: 4}",
-    "train.phases=[{until: 4, sparse_stage: warmup, lr: 1e-3}, {until: 10, freeze: [\"*.gate.*\", b], lr_scale: [{pattern: 'a\\b\"c', scale: 0.1}]}]",
+    "train.phases=[{until: 4, sparse_stage: warmup, lr: 1e-3}, {until: 10, freeze: [\"*.gate.*\", "
+    "b], lr_scale: [{pattern: 'a\\b\"c', scale: 0.1}]}]",
     "run.dir=\"runs/a: b # c\"",
     "run.max_minutes=90s",
     "data.valid=[\"null\", \"12\", x/y.txt, \"tab\\there\"]",
@@ -48,7 +50,8 @@ TEST_CASE("config: the effective configuration loads to the same configuration")
 }
 
 TEST_CASE("config: the effective configuration names the origin of every value") {
-  const std::string text = config::effective_yaml(config::load_config_text(kTiny, "t.yaml", {"train.steps=20", "data.train[1]=x"}));
+  const std::string text = config::effective_yaml(
+      config::load_config_text(kTiny, "t.yaml", {"train.steps=20", "data.train[1]=x"}));
   CHECK(contains(text, "  hidden_size: 32  # t.yaml:2:16\n"));
   CHECK(contains(text, "  weight_decay: 0.1  # default\n"));
   CHECK(contains(text, "  steps: 20  # command line\n"));
@@ -62,6 +65,7 @@ TEST_CASE("config: the effective configuration has every key") {
   config::walk(config::root_section(), "", [&](const std::string& key, const config::Field& field) {
     if (!field.is_printed || key.starts_with("model.rope_scaling.")) return;
     CAPTURE(key);
-    CHECK((contains(text, " " + field.key + ":") || contains(text, "\n" + field.key + ":") || text.starts_with(field.key + ":")));
+    CHECK((contains(text, " " + field.key + ":") || contains(text, "\n" + field.key + ":") ||
+           text.starts_with(field.key + ":")));
   });
 }

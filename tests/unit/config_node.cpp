@@ -1,5 +1,6 @@
-#include "core/config/node.h"
+#include <fmt/format.h>
 
+#include "core/config/node.h"
 #include "tests/support/catch.h"
 
 using moesaic::config::Node;
@@ -16,7 +17,9 @@ std::string complaint(const std::string& text) {
   return to_string(problems[0]);
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -52,7 +55,8 @@ TEST_CASE("config: an empty text is a null node") {
 }
 
 TEST_CASE("config: YAML traps are refused with their position") {
-  CHECK(has(complaint("a: 1\nb: 2\na: 3\n"), "f:3:1 a: given twice in this file; the first is in line 1"));
+  CHECK(has(complaint("a: 1\nb: 2\na: 3\n"),
+            "f:3:1 a: given twice in this file; the first is in line 1"));
   CHECK(has(complaint("x: {a: 1, a: 2}\n"), "f:1:11 x.a: given twice"));
   CHECK(has(complaint("a: &n 1\n"), "a: anchors"));
   CHECK(has(complaint("a: &n {b: *n}\n"), "anchors"));
@@ -79,7 +83,11 @@ TEST_CASE("config: a value that swallows the next line is refused") {
   CHECK(has(complaint("a: x\n  y\n"), "f:1:4 a: a value that goes on in the next line"));
   CHECK(has(complaint("a: |\n  y\n"), "a block of text"));
   std::vector<Problem> problems;
-  const Node root = parse_yaml("\xEF\xBB\xBF" "a: 'it''s'\nb: \"\\\"x\"\nc: \xC3\xA4 'x' # y\nd: \"\xC3\xA4\"\r\ne: p q\r\n", "f", problems);
+  const Node root = parse_yaml(
+      "\xEF\xBB\xBF"
+      "a: 'it''s'\nb: \"\\\"x\"\nc: \xC3\xA4 'x' # y\nd: \"\xC3\xA4\"\r\ne: p q\r\n",
+      "f",
+      problems);
   REQUIRE(problems.empty());
   CHECK(root.find("a")->text == "it's");
   CHECK(root.find("b")->text == "\"x");
@@ -90,13 +98,15 @@ TEST_CASE("config: a value that swallows the next line is refused") {
 
 TEST_CASE("config: alias bombs and deep nesting end at once") {
   std::string bomb = "a0: &a0 [x, x]\n";
-  for (int i = 1; i < 40; ++i) bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + ", *a" + std::to_string(i - 1) + "]\n";
+  for (int i = 1; i < 40; ++i)
+    bomb += fmt::format("a{0}: &a{0} [*a{1}, *a{1}]\n", i, i - 1);
   CHECK(has(complaint(bomb), "f:1:"));
   CHECK(has(complaint(std::string(100'000, '[')), "f:1:"));
   CHECK(has(complaint("a: " + std::string(100'000, '{')), "f:1:"));
   CHECK(has(complaint("a: " + std::string(33, '[') + std::string(33, ']')), "nested more than 32"));
   std::string dashes;
-  for (int i = 0; i < 50'000; ++i) dashes += "- ";
+  for (int i = 0; i < 50'000; ++i)
+    dashes += "- ";
   CHECK(has(complaint(dashes), "nested more than 32"));
 }
 
@@ -114,7 +124,8 @@ TEST_CASE("config: files that cannot be read") {
   moesaic::config::parse_yaml_file("/", problems);
   moesaic::config::parse_yaml_file("/dev/zero", problems);
   REQUIRE(problems.size() == 3);
-  CHECK(to_string(problems[0]) == "/nonexistent/x.yaml: cannot read this file: No such file or directory");
+  CHECK(to_string(problems[0]) ==
+        "/nonexistent/x.yaml: cannot read this file: No such file or directory");
   CHECK(has(to_string(problems[1]), "it is a folder"));
   CHECK(has(to_string(problems[2]), "larger than"));
 }

@@ -14,13 +14,15 @@ std::int64_t kda_parameters(const config::ModelConfig& m) {
   const auto& l = *m.linear_attn_config;
   const std::int64_t d = m.hidden_size, K = l.head_dim, H = l.num_heads, P = H * K;
   const std::int64_t gate = l.use_full_rank_gate ? P * d : K * d + P * K;
-  return 4 * P * d + 3 * P * l.short_conv_kernel_size + K * d + P * K + H * d + l.stored_a_log() + P + K + gate;
+  return 4 * P * d + 3 * P * l.short_conv_kernel_size + K * d + P * K + H * d + l.stored_a_log() +
+         P + K + gate;
 }
 
 std::int64_t mla_parameters(const config::ModelConfig& m) {
   const std::int64_t d = m.hidden_size, H = m.num_attention_heads, c = m.kv_lora_rank;
   const std::int64_t qk = m.qk_nope_head_dim + m.qk_rope_head_dim, q = m.q_lora_rank.value_or(0);
-  std::int64_t n = d * (c + m.qk_rope_head_dim) + c + H * (m.qk_nope_head_dim + m.v_head_dim) * c + d * H * m.v_head_dim;
+  std::int64_t n = d * (c + m.qk_rope_head_dim) + c + H * (m.qk_nope_head_dim + m.v_head_dim) * c +
+                   d * H * m.v_head_dim;
   n += q > 0 ? d * q + q + q * H * qk : d * H * qk;
   if (m.mla_use_output_gate) n += d * H * m.v_head_dim;
   if (m.indexer) {
@@ -31,19 +33,22 @@ std::int64_t mla_parameters(const config::ModelConfig& m) {
 }
 
 std::int64_t mlp_parameters(const config::ModelConfig& m, std::int64_t layer, bool active) {
-  const std::int64_t d = m.hidden_size, f = m.moe_intermediate_size, latent = m.routed_expert_hidden_size.value_or(0);
+  const std::int64_t d = m.hidden_size, f = m.moe_intermediate_size,
+                     latent = m.routed_expert_hidden_size.value_or(0);
   if (!m.is_moe_layer(layer)) return 3 * d * m.intermediate_size;
   const std::int64_t experts = active ? m.num_experts_per_token : m.num_experts;
-  return m.num_experts * (d + 1) + 3 * d * f * m.num_shared_experts + (latent > 0 ? 2 * d * latent + latent : 0) + experts * 3 * (latent > 0 ? latent : d) * f;
+  return m.num_experts * (d + 1) + 3 * d * f * m.num_shared_experts +
+         (latent > 0 ? 2 * d * latent + latent : 0) + experts * 3 * (latent > 0 ? latent : d) * f;
 }
 
-/// The formula of the specification's parameter table; active: without the experts that a token does not pass and
-/// without the input embedding.
+/// The formula of the specification's parameter table; active: without the experts that a token
+/// does not pass and without the input embedding.
 std::int64_t parameters(const config::ModelConfig& m, bool active) {
   const std::int64_t d = m.hidden_size;
   std::int64_t n = (active ? 1 : 2) * m.vocab_size * d + d;
   for (std::int64_t layer = 0; layer < m.num_hidden_layers; ++layer) {
-    n += 2 * d + (m.is_kda_layer(layer) ? kda_parameters(m) : mla_parameters(m)) + mlp_parameters(m, layer, active);
+    n += 2 * d + (m.is_kda_layer(layer) ? kda_parameters(m) : mla_parameters(m)) +
+         mlp_parameters(m, layer, active);
   }
   if (m.residual.type == config::ResidualType::attention) n += 4 * d * m.num_hidden_layers + 2 * d;
   return n;
@@ -78,9 +83,12 @@ TEST_CASE("config: the shipped configurations say what they are for") {
 }
 
 TEST_CASE("config: the shipped configurations survive their effective form") {
-  for (const char* name : {"kimi_linear_48b", "kimi_k3", "deepseek_v32", "hybrid_sparse_2p8t", "quickstart"}) {
-    const config::LoadedConfig first = config::load_config(std::string(MOESAIC_SOURCE_DIR) + "/configs/" + name + ".yaml");
-    const config::LoadedConfig second = config::load_config_text(config::effective_yaml(first), "e.yaml");
+  for (const char* name :
+       {"kimi_linear_48b", "kimi_k3", "deepseek_v32", "hybrid_sparse_2p8t", "quickstart"}) {
+    const config::LoadedConfig first =
+        config::load_config(std::string(MOESAIC_SOURCE_DIR) + "/configs/" + name + ".yaml");
+    const config::LoadedConfig second =
+        config::load_config_text(config::effective_yaml(first), "e.yaml");
     CHECK(parameters(first.config.model, true) == parameters(second.config.model, true));
   }
 }

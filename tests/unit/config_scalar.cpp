@@ -1,7 +1,6 @@
-#include "core/config/scalar.h"
-
 #include <limits>
 
+#include "core/config/scalar.h"
 #include "tests/support/catch.h"
 
 using namespace moesaic::config;
@@ -25,8 +24,10 @@ TEST_CASE("config: integers") {
 }
 
 TEST_CASE("config: what is no integer, and what to write") {
-  CHECK(parse_integer("010").error == "leading zeros are not accepted (some readers take them as octal); write 10");
-  CHECK(parse_integer("00").error == "leading zeros are not accepted (some readers take them as octal); write 0");
+  CHECK(parse_integer("010").error ==
+        "leading zeros are not accepted (some readers take them as octal); write 10");
+  CHECK(parse_integer("00").error ==
+        "leading zeros are not accepted (some readers take them as octal); write 0");
   CHECK(parse_integer("0x10").error == "write it in decimal");
   CHECK(parse_integer("0o7").error == "write it in decimal");
   CHECK(parse_integer("3.0").error == "write 3");
@@ -37,7 +38,8 @@ TEST_CASE("config: what is no integer, and what to write") {
   CHECK(parse_integer("1e999999999999999999999").error == "too large for a 64-bit integer");
   CHECK(parse_integer(".nan").error == "must be finite");
   CHECK(parse_integer("1,000").error == "write thousands as 1_000 and fractions with a point");
-  for (const char* text : {"", "-", "abc", "1 2", "12x", "1_", "_1", "1__0", "e5", "1e", "1e+", "--1", "１"}) {
+  for (const char* text :
+       {"", "-", "abc", "1 2", "12x", "1_", "_1", "1__0", "e5", "1e", "1e+", "--1", "１"}) {
     CAPTURE(text);
     CHECK_FALSE(parse_integer(text).value);
   }
@@ -66,8 +68,10 @@ TEST_CASE("config: numbers") {
 TEST_CASE("config: booleans") {
   CHECK(parse_boolean("true").value == true);
   CHECK(parse_boolean("false").value == false);
-  for (const char* text : {"yes", "on", "y", "1", "True", "TRUE"}) CHECK(parse_boolean(text).error == "write true");
-  for (const char* text : {"no", "off", "n", "0", "False"}) CHECK(parse_boolean(text).error == "write false");
+  for (const char* text : {"yes", "on", "y", "1", "True", "TRUE"})
+    CHECK(parse_boolean(text).error == "write true");
+  for (const char* text : {"no", "off", "n", "0", "False"})
+    CHECK(parse_boolean(text).error == "write false");
   CHECK_FALSE(parse_boolean("maybe").value);
 }
 
@@ -85,7 +89,8 @@ TEST_CASE("config: sizes") {
     CAPTURE(text);
     CHECK_FALSE(parse_bytes(text).value);
   }
-  for (const char* text : {"24GiB", "3MiB", "1KiB", "5B", "0", "7TB"}) CHECK(print_bytes(*parse_bytes(text).value) == text);
+  for (const char* text : {"24GiB", "3MiB", "1KiB", "5B", "0", "7TB"})
+    CHECK(print_bytes(*parse_bytes(text).value) == text);
 }
 
 TEST_CASE("config: times convert to the unit of the key") {

@@ -1,11 +1,10 @@
-#include "core/config/schema.h"
-
 #include <nlohmann/json.hpp>
 
 #include "core/config/fields.h"
 #include "core/config/nearest.h"
 #include "core/config/overrides.h"
 #include "core/config/reader.h"
+#include "core/config/schema.h"
 #include "tests/support/catch.h"
 #include "tests/unit/config_support.h"
 
@@ -45,7 +44,8 @@ const json* schema_of(const json& root, const std::string& key) {
 
 /// `train.phases[].until` -> `train.phases[0].until`.
 std::string first_item(std::string key) {
-  for (std::size_t i = key.find("[]"); i != std::string::npos; i = key.find("[]")) key.insert(i + 1, "0");
+  for (std::size_t i = key.find("[]"); i != std::string::npos; i = key.find("[]"))
+    key.insert(i + 1, "0");
   return key;
 }
 
@@ -87,7 +87,8 @@ TEST_CASE("config: explain has a text with a working example for every key") {
     const std::string mark = "  example: ";
     const std::size_t start = text.find(mark);
     REQUIRE(start != std::string::npos);
-    const std::string example = first_item(text.substr(start + mark.size(), text.find('\n', start) - start - mark.size()));
+    const std::string example =
+        first_item(text.substr(start + mark.size(), text.find('\n', start) - start - mark.size()));
     CAPTURE(example);
     std::vector<Problem> problems;
     config::Node root;
@@ -96,7 +97,8 @@ TEST_CASE("config: explain has a text with a working example for every key") {
     config::Config scratch;
     config::Reader(problems, nullptr, false).section(config::root_section(), root, "", &scratch);
     if (!field.missing_feature.empty()) problems.clear();  // shows what the key will accept
-    for (const Problem& problem : problems) UNSCOPED_INFO(to_string(problem));
+    for (const Problem& problem : problems)
+      UNSCOPED_INFO(to_string(problem));
     CHECK(problems.empty());
   });
 }
@@ -107,8 +109,11 @@ TEST_CASE("config: explain finds keys and says what is near") {
   CHECK(contains(config::explain("num_experts"), "model.num_experts\n"));
   CHECK(contains(config::explain("n_routed_experts"), "model.num_experts\n"));
   CHECK(contains(config::explain("train.phases[3].until"), "train.phases[].until\n"));
-  CHECK_THROWS_WITH(config::explain("model.num_expert"), "model.num_expert: unknown key; did you mean model.num_experts?");
-  CHECK_THROWS_WITH(config::explain("sequence_length"), "sequence_length: several keys have this name: data.sequence_length, train.phases[].sequence_length");
+  CHECK_THROWS_WITH(config::explain("model.num_expert"),
+                    "model.num_expert: unknown key; did you mean model.num_experts?");
+  CHECK_THROWS_WITH(config::explain("sequence_length"),
+                    "sequence_length: several keys have this name: data.sequence_length, "
+                    "train.phases[].sequence_length");
   CHECK_THROWS_AS(config::explain("model.hidden_size.x"), moesaic::UsageError);
   CHECK_THROWS_AS(config::explain("a..b"), moesaic::UsageError);
 }

@@ -28,7 +28,8 @@ optimizer: {lr: 1e-3}
 )";
 
 /// All problems of a text, none if it loads.
-inline std::vector<Problem> problems_of(const std::string& text, const std::vector<std::string>& overrides = {}) {
+inline std::vector<Problem> problems_of(const std::string& text,
+                                        const std::vector<std::string>& overrides = {}) {
   try {
     moesaic::config::load_config_text(text, "t.yaml", overrides);
   } catch (const ConfigError& error) {
@@ -38,15 +39,21 @@ inline std::vector<Problem> problems_of(const std::string& text, const std::vect
 }
 
 /// All problems as one text, a line each.
-inline std::string report_of(const std::string& text, const std::vector<std::string>& overrides = {}) {
+inline std::string report_of(const std::string& text,
+                             const std::vector<std::string>& overrides = {}) {
   std::string report;
-  for (const Problem& problem : problems_of(text, overrides)) report += to_string(problem) + "\n";
+  for (const Problem& problem : problems_of(text, overrides))
+    report += to_string(problem) + "\n";
   return report;
 }
 
 /// What kTiny says after one override, empty if it loads.
-inline std::string report_of_override(const std::string& argument) { return report_of(kTiny, {argument}); }
+inline std::string report_of_override(const std::string& argument) {
+  return report_of(kTiny, {argument});
+}
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace config_tests

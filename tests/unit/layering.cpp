@@ -172,7 +172,8 @@ bool is_system(const std::string& name) {
                                              "execinfo.h",
                                              "termios.h",
                                              "getopt.h"};
-  return headers.count(name) > 0 || starts_with(name, "sys/") || starts_with(name, "linux/");
+  return headers.count(name) > 0 || starts_with(name, "sys/") || starts_with(name, "linux/") ||
+         contains(name, "mmintrin.h");
 }
 
 using Problems = std::vector<std::string>;
