@@ -20,6 +20,7 @@ using Action = std::function<int()>;
 using AddVerb = void (*)(CLI::App& app, Action& action);
 
 void add_explain(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 

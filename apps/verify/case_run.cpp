@@ -219,7 +219,7 @@ std::vector<double> CaseRun::host_reals(const std::string& name) const { return 
 
 TensorView CaseRun::zeros(Shape shape, DType dtype) {
   const TensorView view = impl_->allocate(shape, dtype);
-  zero(view, stream());
+  zero_tensor(view, stream());
   return view;
 }
 TensorView CaseRun::poisoned(Shape shape, DType dtype) {
