@@ -16,6 +16,7 @@ namespace {
 using moesaic::ExitCode;
 
 constexpr moesaic::apps::AddVerb kVerbs[] = {
+    moesaic::apps::add_train,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,

@@ -107,13 +107,13 @@ BufferId ParameterStore::declare_buffer(BufferSpec spec) {
   return {static_cast<std::int32_t>(buffers_.size() - 1)};
 }
 
-void ParameterStore::seal(Device device, std::span<const bool> ever_trained) {
+void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   MOESAIC_CHECK(!sealed_, "sealed twice");
   MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(), "one flag per parameter");
   device_ = device;
   for (std::size_t i = 0; i < ever_trained.size(); ++i) {
-    param_place_[i].trained = ever_trained[i];
-    param_place_[i].frozen = !ever_trained[i];
+    param_place_[i].trained = ever_trained[i] != 0;
+    param_place_[i].frozen = ever_trained[i] == 0;
   }
   std::size_t weight_bytes = 0, master_bytes = 0, slot_bytes = 0;
   std::int64_t grad_elements = 0;

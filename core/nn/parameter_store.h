@@ -118,9 +118,9 @@ class ParameterStore {
   StorageId declare(ParameterSpec spec);
   BufferId declare_buffer(BufferSpec spec);
 
-  /// Allocates. `trainable` by parameter: a storage all of whose parameters are never trained has no gradient (a mixed
+  /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
   /// one is an error that names them).
-  void seal(Device device, std::span<const bool> ever_trained = {});
+  void seal(Device device, std::span<const char> ever_trained = {});
   bool sealed() const noexcept { return sealed_; }
   /// Fills all parameters by their Init and buffers with zeros.
   void initialize(std::uint64_t seed, Stream& stream);

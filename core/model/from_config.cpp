@@ -1,0 +1,159 @@
+#include "core/model/from_config.h"
+
+#include <cmath>
+#include <string>
+
+namespace moesaic {
+namespace {
+
+GluActivation activation(const config::ModelConfig& model) {
+  GluActivation a;
+  a.kind = model.hidden_act == config::HiddenAct::situ ? GluKind::situ : GluKind::swiglu;
+  a.beta1 = model.activation_situ_beta;
+  a.beta2 = model.activation_situ_linear_beta;
+  return a;
+}
+
+KdaOptions kda_options(const config::ModelConfig& model) {
+  KdaOptions o;
+  if (!model.linear_attn_config) return o;
+  const config::LinearAttnConfig& linear = *model.linear_attn_config;
+  o.hidden = model.hidden_size;
+  o.heads = linear.num_heads;
+  o.head_dim = linear.head_dim;
+  o.conv_kernel = linear.short_conv_kernel_size;
+  o.gate_lower_bound = linear.gate_lower_bound;
+  o.full_rank_gate = linear.use_full_rank_gate;
+  // Kimi-K3 stores a vector, padded or not; Kimi-Linear [1, 1, heads, 1].
+  const bool is_vector = linear.a_log_entries || linear.use_full_rank_gate || linear.gate_lower_bound;
+  o.a_log_entries = is_vector ? linear.stored_a_log() : 0;
+  o.eps = model.rms_norm_eps;
+  o.init_std = model.initializer_range;
+  return o;
+}
+
+MlaOptions mla_options(const config::ModelConfig& model) {
+  MlaOptions o;
+  o.hidden = model.hidden_size;
+  o.heads = model.num_attention_heads;
+  o.q_lora_rank = model.q_lora_rank.value_or(0);
+  o.kv_lora_rank = model.kv_lora_rank;
+  o.qk_nope_dim = model.qk_nope_head_dim;
+  o.qk_rope_dim = model.qk_rope_head_dim;
+  o.v_dim = model.v_head_dim;
+  o.output_gate = model.mla_use_output_gate;
+  o.rope = !model.mla_use_nope;
+  o.rope_theta = model.rope_theta;
+  o.rope_interleaved = model.rope_interleaved;
+  o.latent_eps = model.latent_norm_eps;
+  o.init_std = model.initializer_range;
+  if (model.indexer) {
+    o.indexer = IndexerOptions{.heads = model.indexer->index_n_heads,
+                               .head_dim = model.indexer->index_head_dim,
+                               .top_k = model.indexer->index_topk,
+                               .rope_dim = model.index_rope_dim(),
+                               .norm_eps = model.indexer->index_norm_eps,
+                               .kl_weight = model.indexer->kl_weight};
+  }
+  return o;
+}
+
+BiasRule bias_rule(config::BiasRule rule) {
+  switch (rule) {
+    case config::BiasRule::none: return BiasRule::none;
+    case config::BiasRule::sign: return BiasRule::sign;
+    case config::BiasRule::quantile: return BiasRule::quantile;
+    case config::BiasRule::quantile_exact: return BiasRule::quantile_exact;
+  }
+  return BiasRule::none;
+}
+
+AuxLoss aux_loss(config::AuxLoss loss) {
+  switch (loss) {
+    case config::AuxLoss::none: return AuxLoss::none;
+    case config::AuxLoss::switch_loss: return AuxLoss::switch_;
+    case config::AuxLoss::sequence: return AuxLoss::sequence;
+    case config::AuxLoss::global: return AuxLoss::global;
+  }
+  return AuxLoss::none;
+}
+
+std::int64_t capacity(const config::ModelConfig& model, std::int64_t tokens) {
+  if (!model.capacity_factor) return 0;
+  const double share = *model.capacity_factor * static_cast<double>(tokens * model.num_experts_per_token);
+  return static_cast<std::int64_t>(std::ceil(share / static_cast<double>(model.num_experts)));
+}
+
+MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
+  MoeOptions o;
+  if (model.num_experts == 0) return o;
+  o.hidden = model.hidden_size;
+  o.experts = model.num_experts;
+  o.top_k = model.num_experts_per_token;
+  o.inner = model.moe_intermediate_size;
+  o.latent = model.routed_expert_hidden_size.value_or(0);
+  o.latent_norm = model.latent_moe_use_norm;
+  o.shared_inner = model.num_shared_experts * model.moe_intermediate_size;
+  o.activation = activation(model);
+  o.score = model.moe_router_activation_func == config::RouterFunc::softmax ? RouterScore::softmax : RouterScore::sigmoid;
+  o.num_groups = static_cast<int>(model.num_expert_group);
+  o.topk_groups = static_cast<int>(model.topk_group);
+  o.renormalize = model.moe_renormalize;
+  o.route_scale = model.routed_scaling_factor;
+  o.capacity = capacity(model, tokens);
+  o.drop_policy = model.capacity_policy == config::CapacityPolicy::position ? DropPolicy::position : DropPolicy::prob;
+  o.bias_rule = bias_rule(model.balance.bias_rule);
+  o.sign_gamma = model.balance.sign_gamma;
+  o.histogram_bins = model.balance.histogram_bins;
+  o.aux_loss = aux_loss(model.balance.aux_loss);
+  o.aux_weight = model.balance.aux_loss_weight;
+  o.z_weight = model.balance.z_loss_weight;
+  o.eps = model.rms_norm_eps;
+  o.init_std = model.initializer_range;
+  return o;
+}
+
+}  // namespace
+
+ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train, std::int64_t tokens_per_micro_batch) {
+  ModelOptions o;
+  o.hidden = model.hidden_size;
+  o.vocabulary = model.vocab_size;
+  for (std::int64_t l = 0; l < model.num_hidden_layers; ++l) o.layers.push_back({model.is_kda_layer(l), model.is_moe_layer(l)});
+  o.kda = kda_options(model);
+  o.mla = mla_options(model);
+  o.dense = {model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
+  o.moe = moe_options(model, tokens_per_micro_batch);
+  o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention : ResidualKind::plain;
+  o.attn_res_block = model.residual.attn_res_block_size.value_or(0);
+  o.attn_res_full = model.residual.full;
+  o.eps = model.rms_norm_eps;
+  o.init_std = model.initializer_range;
+  o.tie_embeddings = model.tie_word_embeddings;
+  o.mtp = model.mtp.num_nextn_predict_layers > 0;
+  o.mtp_post_norm = model.mtp.mtp_hidden == config::MtpHidden::post_norm;
+  o.mtp_weight = model.mtp.loss_weight;
+  // Kimi-K3's checkpoint holds a vision tower beside the language model.
+  o.name_prefix = model.model_type == "kimi_k3" ? "language_model." : "";
+  o.head_chunk_rows = train.head_chunk_rows;
+  return o;
+}
+
+RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
+  const auto& words = activations.recompute;
+  if (words.size() == 1 && words.front() == "full") return {.all = true, .patterns = {}};
+  if (words.size() == 1 && words.front() == "none") return {};
+  return {.all = false, .patterns = words};
+}
+
+Precision precision_of(const config::RunConfig& run, bool on_gpu) {
+  switch (run.precision) {
+    case config::PrecisionChoice::automatic: return on_gpu ? kBf16 : kF32;
+    case config::PrecisionChoice::f64: return kF64;
+    case config::PrecisionChoice::f32: return kF32;
+    case config::PrecisionChoice::bf16: return kBf16;
+  }
+  return kF32;
+}
+
+}  // namespace moesaic

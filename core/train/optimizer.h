@@ -1,0 +1,91 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/model/model.h"
+#include "core/nn/parameter_store.h"
+#include "kernels/ops/op.h"
+#include "kernels/ops/step_scalars.h"
+
+namespace moesaic {
+
+struct OptimizerOptions {
+  bool muon = false;             ///< Muon for matrices, AdamW for the rest; else AdamW for all
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;     ///< on parameters declared with decay
+  double clip_grad_norm = 1.0;   ///< 0 = no clipping
+  double muon_momentum = 0.95;
+  bool muon_nesterov = true;
+  bool muon_per_head = true;
+  int ns_steps = 5;
+  std::optional<double> qk_clip_tau;
+  std::optional<double> ema_decay;
+};
+
+/// Updates all trained parameters of a store (SPEC section 7). It sees logical tensors only: experts one by one, gate
+/// and up projections apart. State lives in the master type. All of a step is enqueued; whether it is skipped is read
+/// from StepScalars on the device.
+class Optimizer {
+ public:
+  Optimizer(ParameterStore& params, const OptimizerOptions& options);
+
+  /// lr_scale of a parameter (1 by default), by declaration index; set at the start of a phase.
+  void set_lr_scale(ParamId id, double scale) { entries_[static_cast<std::size_t>(id.index)].lr_scale = scale; }
+
+  /// The tensor that ops of a step read; written by begin_step().
+  TensorView scalars() const { return scalars_.rows(0, 1).reshaped({kNumStepScalars}); }
+  /// Writes `values` (with this optimizer's bias corrections filled in) to the device.
+  void begin_step(StepScalars values, Stream& stream);
+
+  /// Norm of all gradients (one f64 partial per tensor, in declaration order), clip factor, and the skip flag when the
+  /// norm or one of `guarded` is not finite.
+  void clip(Backend& backend, ConstTensorView guarded);
+  /// Updates parameters, then the average of the weights.
+  void update(Backend& backend);
+  /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
+  void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
+
+  /// After the stream was synchronised: norm before clipping and whether the step was skipped, on the host.
+  struct Outcome {
+    double grad_norm = 0;
+    bool skipped = false;
+  };
+  Outcome read_outcome(Stream& stream);
+  /// Counts an update; call with what read_outcome() said.
+  void end_step(const Outcome& outcome);
+
+  /// State for checkpoints; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
+  std::vector<StateTensor> state() const;
+  /// Updates made so far, and per parameter the count at which it was first updated.
+  std::int64_t updates() const noexcept { return updates_; }
+  void save_counters(StateValues& values) const;
+  void load_counters(const StateValues& values);
+  std::size_t state_bytes() const noexcept { return memory_.bytes(); }
+
+ private:
+  struct Entry {
+    bool trained = false, muon = false;
+    double lr_scale = 1;
+    std::int64_t first_update = -1;  // updates() when it was first trained, -1 = not yet
+    int group = 0;                   // row of scalars_: parameters with the same age share bias corrections
+    TensorView m, v, momentum, average;  // [members, …] flat
+  };
+  static constexpr int kMaxGroups = 8;
+  TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
+  void update_one(Backend& backend, ParamId id, std::int64_t member);
+  void assign_groups();
+
+  ParameterStore& params_;
+  OptimizerOptions options_;
+  std::vector<Entry> entries_;
+  Buffer memory_, small_;
+  TensorView scalars_, host_scalars_, partials_, norm_;
+  Buffer host_;
+  std::vector<std::int64_t> group_age_;
+  std::int64_t updates_ = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/config/config.h"
+#include "core/nn/parameter_store.h"
+#include "core/train/lr_schedule.h"
+
+namespace moesaic {
+
+/// A stretch of training with one sequence length, learning-rate schedule and set of trained parameters.
+struct Phase {
+  int index = 0;
+  std::int64_t begin = 0;  ///< steps before it
+  std::int64_t until = 0;  ///< its last step
+  std::int64_t sequence_length = 0;
+  LrSchedule schedule;
+  bool own_schedule = false;  ///< the schedule counts from the phase's first step, else from the run's
+  bool sparse = true;         ///< sparse attention; else the indexer's dense warm-up
+  std::vector<std::string> freeze;
+  std::vector<std::pair<std::string, double>> lr_scale;
+
+  double learning_rate(std::int64_t step) const { return schedule.at(own_schedule ? step - begin : step); }
+};
+
+/// train.phases resolved; one phase for the whole run when there are none.
+std::vector<Phase> make_phases(const config::Config& config);
+/// The phase of a step (steps count from 1).
+const Phase& phase_of(const std::vector<Phase>& phases, std::int64_t step);
+
+/// Whether `phase` trains the parameter: not frozen by name, and in the dense warm-up only the indexer (SPEC 3.4).
+bool trains(const Phase& phase, const ParameterSpec& spec);
+/// One flag per parameter: trained in some phase.
+std::vector<char> ever_trained(const std::vector<Phase>& phases, const ParameterStore& params);
+
+}  // namespace moesaic

@@ -1,0 +1,53 @@
+#include "core/train/sequence_buffers.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/ops/vocab_loss.h"
+
+namespace moesaic {
+namespace {
+constexpr int kRows = 5;  // tokens, targets, positions, mtp tokens, mtp targets; then cu
+}
+
+SequenceBuffers::SequenceBuffers(std::int64_t tokens, Device device, bool with_mtp) : with_mtp_(with_mtp), tokens_(tokens) {
+  const auto bytes = static_cast<std::size_t>(kRows * tokens + tokens + 1) * 4;
+  host_ = Buffer(bytes, kCpu, "batches, host");
+  device_memory_ = Buffer(bytes, device, "batches");
+}
+
+void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
+  MOESAIC_CHECK(static_cast<std::int64_t>(batch.tokens.size()) == tokens_, "the batch does not fit its buffers");
+  auto* host = host_.view({static_cast<std::int64_t>(host_.bytes() / 4)}, DType::i32).as<std::int32_t>();
+  const auto t = static_cast<std::size_t>(tokens_);
+  std::memcpy(host, batch.tokens.data(), t * 4);
+  std::memcpy(host + t, batch.labels.data(), t * 4);
+  std::memcpy(host + 2 * t, batch.positions.data(), t * 4);
+  std::int32_t* mtp_tokens = host + 3 * t;
+  std::int32_t* mtp_targets = host + 4 * t;
+  num_mtp_targets_ = 0;
+  num_valid_targets_ = batch.valid_labels;
+  for (std::size_t i = 0; i < t; ++i) {
+    // Position i sees token i+1 and predicts token i+2, all of one document (SPEC 8.1); the rest is masked.
+    const bool inside = i + 1 < t && batch.positions[i + 1] != 0;
+    mtp_tokens[i] = batch.tokens[(i + 1) % t];
+    mtp_targets[i] = inside ? batch.labels[i + 1] : kIgnoredTarget;
+    num_mtp_targets_ += mtp_targets[i] != kIgnoredTarget ? 1 : 0;
+  }
+  std::memcpy(host + kRows * t, batch.cu.data(), batch.cu.size() * 4);
+  const std::int64_t used = kRows * tokens_ + static_cast<std::int64_t>(batch.cu.size());
+  const TensorView all = device_memory_.view({used}, DType::i32);
+  copy_tensor(all, host_.view({used}, DType::i32), stream);
+  const auto row = [&](std::int64_t r) { return all.rows(r * tokens_, (r + 1) * tokens_); };
+  sequence_ = {};
+  sequence_.tokens = row(0);
+  sequence_.targets = row(1);
+  sequence_.positions = row(2);
+  if (with_mtp_) {
+    sequence_.mtp_tokens = row(3);
+    sequence_.mtp_targets = row(4);
+  }
+  sequence_.cu = all.rows(kRows * tokens_, used);
+}
+
+}  // namespace moesaic
