@@ -21,6 +21,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_plan,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
+    moesaic::apps::add_verify,
 };
 
 int code(ExitCode exit_code) {
