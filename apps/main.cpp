@@ -17,9 +17,11 @@ namespace {
 using moesaic::ExitCode;
 
 constexpr moesaic::apps::AddVerb kVerbs[] = {
+    moesaic::apps::add_train,
     moesaic::apps::add_plan,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
+    moesaic::apps::add_verify,
 };
 
 int code(ExitCode exit_code) {

@@ -7,13 +7,18 @@ namespace moesaic {
 void SumOfSquares::check() const {
   MOESAIC_CHECK(partials.rank() == 1 && partials.dim(0) >= 1, "partials must be [n]");
   check_dtype(partials, DType::f64, "partials");
-  MOESAIC_CHECK(x.numel() % partials.dim(0) == 0, fmt::format("{} elements do not split into {} sums", x.numel(), partials.dim(0)));
-  MOESAIC_CHECK(x.dtype() == DType::f64 || x.dtype() == DType::f32 || x.dtype() == DType::bf16, "x must be f64, f32 or bf16");
+  MOESAIC_CHECK(x.numel() % partials.dim(0) == 0,
+                fmt::format("{} elements do not split into {} sums", x.numel(), partials.dim(0)));
+  MOESAIC_CHECK(x.dtype() == DType::f64 || x.dtype() == DType::f32 || x.dtype() == DType::bf16,
+                "x must be f64, f32 or bf16");
 }
-OpCost SumOfSquares::cost() const { return {2.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes())}; }
+OpCost SumOfSquares::cost() const {
+  return {2.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes())};
+}
 
 void ClipFactor::check() const {
-  MOESAIC_CHECK(scalars.dtype() == DType::f64 || scalars.dtype() == DType::f32, "scalars must be f64 or f32");
+  MOESAIC_CHECK(scalars.dtype() == DType::f64 || scalars.dtype() == DType::f32,
+                "scalars must be f64 or f32");
   check_step_scalars(scalars, scalars.dtype());
   MOESAIC_CHECK(norm.numel() == 1, "norm must be one element");
   check_dtype(norm, DType::f64, "norm");
@@ -21,7 +26,9 @@ void ClipFactor::check() const {
   check_dtype(partials, DType::f64, "partials");
   MOESAIC_CHECK(limit >= 0, "negative limit");
 }
-OpCost ClipFactor::cost() const { return {static_cast<double>(partials.numel()), static_cast<double>(partials.bytes())}; }
+OpCost ClipFactor::cost() const {
+  return {static_cast<double>(partials.numel()), static_cast<double>(partials.bytes())};
+}
 
 void MovingAverage::check() const {
   MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32, "w must be f64 or f32");
@@ -29,6 +36,8 @@ void MovingAverage::check() const {
   check_dtype(average, w.dtype(), "average");
   if (!scalars.empty()) check_step_scalars(scalars, w.dtype());
 }
-OpCost MovingAverage::cost() const { return {3.0 * static_cast<double>(w.numel()), 3.0 * static_cast<double>(w.bytes())}; }
+OpCost MovingAverage::cost() const {
+  return {3.0 * static_cast<double>(w.numel()), 3.0 * static_cast<double>(w.bytes())};
+}
 
 }  // namespace moesaic

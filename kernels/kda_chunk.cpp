@@ -5,13 +5,18 @@
 namespace moesaic {
 namespace {
 
-DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+DType wide(DType t) {
+  return t == DType::f64 ? DType::f64 : DType::f32;
+}
 
 void check_as(const ConstTensorView& view, const Shape& shape, DType dtype, const char* what) {
   check_shape(view, shape, what);
   check_dtype(view, dtype, what);
 }
-void check_if_given(const ConstTensorView& view, const Shape& shape, DType dtype, const char* what) {
+void check_if_given(const ConstTensorView& view,
+                    const Shape& shape,
+                    DType dtype,
+                    const char* what) {
   if (!view.empty()) check_as(view, shape, dtype, what);
 }
 
@@ -20,7 +25,8 @@ template <class Op>
 void check_operands(const Op& op) {
   MOESAIC_CHECK(op.q.rank() == 3 && op.v.rank() == 3, "q and v must be [tokens, heads, head size]");
   const auto rows = op.q.dim(0), heads = op.q.dim(1);
-  MOESAIC_CHECK(op.q.dim(2) >= 1 && op.v.dim(2) >= 1 && heads >= 1, "KDA needs heads of at least one channel");
+  MOESAIC_CHECK(op.q.dim(2) >= 1 && op.v.dim(2) >= 1 && heads >= 1,
+                "KDA needs heads of at least one channel");
   check_as(op.k, op.q.shape(), op.q.dtype(), "k");
   check_as(op.v, {rows, heads, op.v.dim(2)}, op.q.dtype(), "v");
   check_as(op.g, op.q.shape(), wide(op.q.dtype()), "g");
@@ -35,28 +41,41 @@ Shape state_shape(const Op& op) {
 template <class Op>
 void check_chunks(const Op& op) {
   check_operands(op);
-  MOESAIC_CHECK(op.chunk_size >= 16 && op.chunk_size <= 64 && op.chunk_size % 16 == 0, "chunk_size is 16, 32, 48 or 64");
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1, "cu_seqlens must be [documents + 1]");
+  MOESAIC_CHECK(op.chunk_size >= 16 && op.chunk_size <= 64 && op.chunk_size % 16 == 0,
+                "chunk_size is 16, 32, 48 or 64");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
+                "cu_seqlens must be [documents + 1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
   check_if_given(op.s0, state_shape(op), op.g.dtype(), "s0");
   if (op.saved.empty()) return;
   check_dtype(op.saved, op.g.dtype(), "saved");
-  MOESAIC_CHECK(op.saved.numel() == kda_saved_numel(op.q.dim(0), op.cu_seqlens.dim(0) - 1, op.q.dim(1), op.q.dim(2), op.v.dim(2), op.chunk_size),
+  MOESAIC_CHECK(op.saved.numel() == kda_saved_numel(op.q.dim(0),
+                                                    op.cu_seqlens.dim(0) - 1,
+                                                    op.q.dim(1),
+                                                    op.q.dim(2),
+                                                    op.v.dim(2),
+                                                    op.chunk_size),
                 "saved has another size than kda_saved_numel says");
 }
 
 /// Multiply-adds of one chunk-parallel forward, SPEC 1.9.
 template <class Op>
 double forward_flops(const Op& op) {
-  const auto K = static_cast<double>(op.q.dim(2)), V = static_cast<double>(op.v.dim(2)), C = op.chunk_size;
+  const auto K = static_cast<double>(op.q.dim(2)), V = static_cast<double>(op.v.dim(2)),
+             C = op.chunk_size;
   return static_cast<double>(op.q.dim(0) * op.q.dim(1)) * (2 * C * K + 2 * C * V + 6 * K * V);
 }
 
 }  // namespace
 
-std::int64_t kda_saved_numel(std::int64_t tokens, std::int64_t documents, std::int64_t heads, std::int64_t key_dim,
-                             std::int64_t value_dim, int chunk_size) {
-  return (tokens / chunk_size + documents) * heads * cpu::KdaSizes(key_dim, value_dim, chunk_size).record_numel();
+std::int64_t kda_saved_numel(std::int64_t tokens,
+                             std::int64_t documents,
+                             std::int64_t heads,
+                             std::int64_t key_dim,
+                             std::int64_t value_dim,
+                             int chunk_size) {
+  return (tokens / chunk_size + documents) * heads *
+         cpu::KdaSizes(key_dim, value_dim, chunk_size).record_numel();
 }
 
 void KdaChunkForward::check() const {
@@ -66,7 +85,9 @@ void KdaChunkForward::check() const {
 }
 
 OpCost KdaChunkForward::cost() const {
-  return {forward_flops(*this), static_cast<double>(q.bytes() + k.bytes() + v.bytes() + o.bytes() + g.bytes() + beta.bytes() + saved.bytes())};
+  return {forward_flops(*this),
+          static_cast<double>(q.bytes() + k.bytes() + v.bytes() + o.bytes() + g.bytes() +
+                              beta.bytes() + saved.bytes())};
 }
 
 void KdaChunkBackward::check() const {
@@ -84,7 +105,8 @@ void KdaChunkBackward::check() const {
 OpCost KdaChunkBackward::cost() const {
   const double recompute = saved.empty() ? 1.0 : 0.0;
   return {forward_flops(*this) * (2.5 + recompute),
-          2.0 * static_cast<double>(q.bytes() + k.bytes() + v.bytes() + g.bytes() + beta.bytes()) + static_cast<double>(saved.bytes())};
+          2.0 * static_cast<double>(q.bytes() + k.bytes() + v.bytes() + g.bytes() + beta.bytes()) +
+              static_cast<double>(saved.bytes())};
 }
 
 void KdaStep::check() const {

@@ -3,7 +3,9 @@
 namespace moesaic {
 namespace {
 
-DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+DType wide(DType t) {
+  return t == DType::f64 ? DType::f64 : DType::f32;
+}
 
 void check_as(const ConstTensorView& view, const Shape& shape, DType dtype, const char* what) {
   check_shape(view, shape, what);
@@ -11,16 +13,22 @@ void check_as(const ConstTensorView& view, const Shape& shape, DType dtype, cons
 }
 
 /// Checks what both directions read; `q` gives tokens, heads, key size and the type of activations.
-void check_inputs(const ConstTensorView& q, const ConstTensorView& z, const ConstTensorView& beta_logit,
-                  const ConstTensorView& a_log, const ConstTensorView& dt_bias, const std::optional<double>& g_min) {
+void check_inputs(const ConstTensorView& q,
+                  const ConstTensorView& z,
+                  const ConstTensorView& beta_logit,
+                  const ConstTensorView& a_log,
+                  const ConstTensorView& dt_bias,
+                  const std::optional<double>& g_min) {
   MOESAIC_CHECK(q.rank() == 3, "q must be [tokens, heads, key size]");
   check_as(z, q.shape(), q.dtype(), "z");
   check_shape(beta_logit, {q.dim(0), q.dim(1)}, "beta_logit");
-  MOESAIC_CHECK(beta_logit.dtype() == q.dtype() || beta_logit.dtype() == wide(q.dtype()), "beta_logit has another dtype than q or its acc_t");
+  MOESAIC_CHECK(beta_logit.dtype() == q.dtype() || beta_logit.dtype() == wide(q.dtype()),
+                "beta_logit has another dtype than q or its acc_t");
   check_dtype(a_log, wide(q.dtype()), "a_log");
   check_dtype(dt_bias, wide(q.dtype()), "dt_bias");
   MOESAIC_CHECK(a_log.numel() >= q.dim(1), "a_log needs an entry per head");
-  MOESAIC_CHECK(dt_bias.numel() == q.dim(1) * q.dim(2), "dt_bias needs an entry per head and channel");
+  MOESAIC_CHECK(dt_bias.numel() == q.dim(1) * q.dim(2),
+                "dt_bias needs an entry per head and channel");
   MOESAIC_CHECK(!g_min || *g_min < 0.0, "g_min must be negative");
 }
 
@@ -40,7 +48,8 @@ void KdaPrepareForward::check() const {
 }
 
 OpCost KdaPrepareForward::cost() const {
-  return {20.0 * static_cast<double>(q_raw.numel()), static_cast<double>(5 * q_raw.bytes() + g.bytes())};
+  return {20.0 * static_cast<double>(q_raw.numel()),
+          static_cast<double>(5 * q_raw.bytes() + g.bytes())};
 }
 
 void KdaPrepareBackward::check() const {

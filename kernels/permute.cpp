@@ -5,7 +5,9 @@
 namespace moesaic {
 namespace {
 
-void check_i32(const ConstTensorView& v, const char* what) { check_dtype(v, DType::i32, what); }
+void check_i32(const ConstTensorView& v, const char* what) {
+  check_dtype(v, DType::i32, what);
+}
 
 double sum_bytes(std::initializer_list<ConstTensorView> views) {
   double sum = 0;
@@ -15,9 +17,13 @@ double sum_bytes(std::initializer_list<ConstTensorView> views) {
   return sum;
 }
 
-void check_row_weights(const ConstTensorView& rows, const ConstTensorView& weights, const ConstTensorView& map) {
-  MOESAIC_CHECK(rows.rank() == 1 && map.rank() == 2, "row weights must be [rows], the map [tokens, k]");
-  MOESAIC_CHECK(rows.dtype() == DType::f64 || rows.dtype() == DType::f32, "weights must be f64 or f32");
+void check_row_weights(const ConstTensorView& rows,
+                       const ConstTensorView& weights,
+                       const ConstTensorView& map) {
+  MOESAIC_CHECK(rows.rank() == 1 && map.rank() == 2,
+                "row weights must be [rows], the map [tokens, k]");
+  MOESAIC_CHECK(rows.dtype() == DType::f64 || rows.dtype() == DType::f32,
+                "weights must be f64 or f32");
   check_dtype(weights, rows.dtype(), "weights");
   check_shape(weights, map.shape(), "weights");
   check_i32(map, "row_of_assignment");
@@ -29,8 +35,9 @@ void check_row_weights(const ConstTensorView& rows, const ConstTensorView& weigh
 void DispatchPlan::check() const {
   MOESAIC_CHECK(topk.rank() == 2, "topk must be [tokens, k]");
   MOESAIC_CHECK(offsets.rank() == 1 && offsets.dim(0) >= 2, "offsets must be [experts + 1]");
-  MOESAIC_CHECK(token_of_row.rank() == 1 && token_of_row.dim(0) >= topk.numel(),
-                fmt::format("{} rows cannot hold {} assignments", token_of_row.numel(), topk.numel()));
+  MOESAIC_CHECK(
+      token_of_row.rank() == 1 && token_of_row.dim(0) >= topk.numel(),
+      fmt::format("{} rows cannot hold {} assignments", token_of_row.numel(), topk.numel()));
   check_shape(row_of_assignment, topk.shape(), "row_of_assignment");
   check_i32(offsets, "offsets");
   check_i32(token_of_row, "token_of_row");
@@ -42,10 +49,13 @@ void DispatchPlan::check() const {
   }
 }
 
-OpCost DispatchPlan::cost() const { return {0, sum_bytes({offsets, row_of_assignment, token_of_row, topk, kept})}; }
+OpCost DispatchPlan::cost() const {
+  return {0, sum_bytes({offsets, row_of_assignment, token_of_row, topk, kept})};
+}
 
 void GatherRows::check() const {
-  MOESAIC_CHECK(x.rank() == 2 && y.rank() == 2 && x.dim(1) == y.dim(1), "x and y must be [.., width]");
+  MOESAIC_CHECK(x.rank() == 2 && y.rank() == 2 && x.dim(1) == y.dim(1),
+                "x and y must be [.., width]");
   check_dtype(y, x.dtype(), "y");
   MOESAIC_CHECK(x.data() != y.data() || x.numel() == 0, "y must not alias x");
   check_shape(token_of_row, {y.dim(0)}, "token_of_row");
@@ -54,14 +64,19 @@ void GatherRows::check() const {
   check_i32(num_rows, "num_rows");
 }
 
-OpCost GatherRows::cost() const { return {0, 2.0 * static_cast<double>(y.bytes()) + sum_bytes({token_of_row})}; }
+OpCost GatherRows::cost() const {
+  return {0, 2.0 * static_cast<double>(y.bytes()) + sum_bytes({token_of_row})};
+}
 
 void CombineRows::check() const {
-  MOESAIC_CHECK(u.rank() == 2 && y.rank() == 2 && u.dim(1) == y.dim(1), "u and y must be [.., width]");
-  MOESAIC_CHECK(row_of_assignment.rank() == 2 && row_of_assignment.dim(0) == u.dim(0), "row_of_assignment must be [tokens, k]");
+  MOESAIC_CHECK(u.rank() == 2 && y.rank() == 2 && u.dim(1) == y.dim(1),
+                "u and y must be [.., width]");
+  MOESAIC_CHECK(row_of_assignment.rank() == 2 && row_of_assignment.dim(0) == u.dim(0),
+                "row_of_assignment must be [tokens, k]");
   check_i32(row_of_assignment, "row_of_assignment");
   const DType wide = y.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  MOESAIC_CHECK(u.dtype() == y.dtype() || u.dtype() == wide, fmt::format("u is {} next to y of {}", name(u.dtype()), name(y.dtype())));
+  MOESAIC_CHECK(u.dtype() == y.dtype() || u.dtype() == wide,
+                fmt::format("u is {} next to y of {}", name(u.dtype()), name(y.dtype())));
   if (!weights.empty()) {
     check_shape(weights, row_of_assignment.shape(), "weights");
     check_dtype(weights, wide, "weights");
@@ -69,14 +84,25 @@ void CombineRows::check() const {
 }
 
 OpCost CombineRows::cost() const {
-  const double terms = static_cast<double>(row_of_assignment.numel()) * static_cast<double>(u.dim(1));
-  return {2.0 * terms, terms * static_cast<double>(byte_size(y.dtype())) + sum_bytes({u, weights, row_of_assignment})};
+  const double terms =
+      static_cast<double>(row_of_assignment.numel()) * static_cast<double>(u.dim(1));
+  return {2.0 * terms,
+          terms * static_cast<double>(byte_size(y.dtype())) +
+              sum_bytes({u, weights, row_of_assignment})};
 }
 
-void RowWeightForward::check() const { check_row_weights(row_weight, weights, row_of_assignment); }
-OpCost RowWeightForward::cost() const { return {0, sum_bytes({row_weight, weights, row_of_assignment})}; }
+void RowWeightForward::check() const {
+  check_row_weights(row_weight, weights, row_of_assignment);
+}
+OpCost RowWeightForward::cost() const {
+  return {0, sum_bytes({row_weight, weights, row_of_assignment})};
+}
 
-void RowWeightBackward::check() const { check_row_weights(drow_weight, dweights, row_of_assignment); }
-OpCost RowWeightBackward::cost() const { return {0, sum_bytes({drow_weight, dweights, row_of_assignment})}; }
+void RowWeightBackward::check() const {
+  check_row_weights(drow_weight, dweights, row_of_assignment);
+}
+OpCost RowWeightBackward::cost() const {
+  return {0, sum_bytes({drow_weight, dweights, row_of_assignment})};
+}
 
 }  // namespace moesaic

@@ -33,10 +33,12 @@ double bytes_of(std::initializer_list<ConstTensorView> views) {
 }  // namespace
 
 void RouterForward::check() const {
-  MOESAIC_CHECK(logits.rank() == 2 && topk.rank() == 2, "logits must be [tokens, experts], topk [tokens, k]");
+  MOESAIC_CHECK(logits.rank() == 2 && topk.rank() == 2,
+                "logits must be [tokens, experts], topk [tokens, k]");
   check_stats(logits, "logits");
   const std::int64_t tokens = logits.dim(0), experts = logits.dim(1), k = topk.dim(1);
-  MOESAIC_CHECK(1 <= k && k <= kMaxChoices && k <= experts, fmt::format("cannot choose {} of {} experts", k, experts));
+  MOESAIC_CHECK(1 <= k && k <= kMaxChoices && k <= experts,
+                fmt::format("cannot choose {} of {} experts", k, experts));
   check_like(scores, logits.shape(), logits.dtype(), "scores");
   check_like(topk, {tokens, k}, DType::i32, "topk");
   check_like(weights, {tokens, k}, logits.dtype(), "weights");
@@ -45,8 +47,12 @@ void RouterForward::check() const {
   if (!given.empty()) check_like(given, {tokens, k}, DType::i32, "given");
   if (limits_groups()) {
     MOESAIC_CHECK(num_groups <= kMaxGroups && topk_groups >= 1 && experts % num_groups == 0,
-                  fmt::format("{} experts cannot form {} groups of which {} are kept", experts, num_groups, topk_groups));
-    MOESAIC_CHECK(experts / num_groups * topk_groups >= k, "the kept groups hold fewer than k experts");
+                  fmt::format("{} experts cannot form {} groups of which {} are kept",
+                              experts,
+                              num_groups,
+                              topk_groups));
+    MOESAIC_CHECK(experts / num_groups * topk_groups >= k,
+                  "the kept groups hold fewer than k experts");
   }
   if (!cutoff.empty()) {
     check_like(cutoff, {tokens}, logits.dtype(), "cutoff");
@@ -56,7 +62,8 @@ void RouterForward::check() const {
 }
 
 OpCost RouterForward::cost() const {
-  return {4.0 * static_cast<double>(logits.numel()), bytes_of({logits, scores, topk, weights, cutoff, bias, given})};
+  return {4.0 * static_cast<double>(logits.numel()),
+          bytes_of({logits, scores, topk, weights, cutoff, bias, given})};
 }
 
 void ExpertCapacity::check() const {
@@ -68,7 +75,9 @@ void ExpertCapacity::check() const {
   MOESAIC_CHECK(num_experts >= 1 && capacity >= 0, "needs experts and a capacity");
 }
 
-OpCost ExpertCapacity::cost() const { return {0, bytes_of({kept, topk, weights})}; }
+OpCost ExpertCapacity::cost() const {
+  return {0, bytes_of({kept, topk, weights})};
+}
 
 void RouterLosses::check(const ConstTensorView& scores) const {
   if (sequence_weight != 0) {
@@ -81,7 +90,8 @@ void RouterLosses::check(const ConstTensorView& scores) const {
 }
 
 void RouterLossForward::check() const {
-  MOESAIC_CHECK(scores.rank() == 2 && topk.rank() == 2, "scores must be [tokens, experts], topk [tokens, k]");
+  MOESAIC_CHECK(scores.rank() == 2 && topk.rank() == 2,
+                "scores must be [tokens, experts], topk [tokens, k]");
   check_stats(scores, "scores");
   check_like(logits, scores.shape(), scores.dtype(), "logits");
   check_like(topk, {scores.dim(0), topk.dim(1)}, DType::i32, "topk");
@@ -101,7 +111,8 @@ OpCost RouterLossForward::cost() const {
 }
 
 void RouterBackward::check() const {
-  MOESAIC_CHECK(scores.rank() == 2 && topk.rank() == 2, "scores must be [tokens, experts], topk [tokens, k]");
+  MOESAIC_CHECK(scores.rank() == 2 && topk.rank() == 2,
+                "scores must be [tokens, experts], topk [tokens, k]");
   check_stats(scores, "scores");
   const std::int64_t tokens = scores.dim(0), k = topk.dim(1);
   MOESAIC_CHECK(1 <= k && k <= kMaxChoices && k <= scores.dim(1), "k outside 1 .. experts");
@@ -109,12 +120,14 @@ void RouterBackward::check() const {
   check_like(topk, {tokens, k}, DType::i32, "topk");
   check_like(weights, {tokens, k}, scores.dtype(), "weights");
   check_like(dweights, {tokens, k}, scores.dtype(), "dweights");
-  if (losses.switch_weight != 0 || losses.z_weight != 0) check_like(logits, scores.shape(), scores.dtype(), "logits");
+  if (losses.switch_weight != 0 || losses.z_weight != 0)
+    check_like(logits, scores.shape(), scores.dtype(), "logits");
   losses.check(scores);
 }
 
 OpCost RouterBackward::cost() const {
-  return {8.0 * static_cast<double>(scores.numel()), bytes_of({dlogits, scores, weights, dweights, topk})};
+  return {8.0 * static_cast<double>(scores.numel()),
+          bytes_of({dlogits, scores, weights, dweights, topk})};
 }
 
 }  // namespace moesaic

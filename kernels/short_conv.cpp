@@ -3,12 +3,16 @@
 namespace moesaic {
 namespace {
 
-constexpr std::int64_t kMaxTaps = 32;  // the CPU kernels keep the taps of a block of channels on the stack
+constexpr std::int64_t kMaxTaps =
+    32;  // the CPU kernels keep the taps of a block of channels on the stack
 
-DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+DType wide(DType t) {
+  return t == DType::f64 ? DType::f64 : DType::f32;
+}
 
 std::int64_t check_documents(const ConstTensorView& cu_seqlens) {
-  MOESAIC_CHECK(cu_seqlens.rank() == 1 && cu_seqlens.dim(0) >= 1, "cu_seqlens must be [documents + 1]");
+  MOESAIC_CHECK(cu_seqlens.rank() == 1 && cu_seqlens.dim(0) >= 1,
+                "cu_seqlens must be [documents + 1]");
   check_dtype(cu_seqlens, DType::i32, "cu_seqlens");
   return cu_seqlens.dim(0) - 1;
 }
@@ -24,7 +28,10 @@ void check_weight(const ConstTensorView& x, const ConstTensorView& w) {
   MOESAIC_CHECK(w.dim(1) >= 1 && w.dim(1) <= kMaxTaps, "a short convolution has 1 to 32 taps");
 }
 
-void check_history(const ConstTensorView& history, const ConstTensorView& x, std::int64_t documents, std::int64_t taps,
+void check_history(const ConstTensorView& history,
+                   const ConstTensorView& x,
+                   std::int64_t documents,
+                   std::int64_t taps,
                    const char* what) {
   if (history.empty()) return;
   check_shape(history, {documents, taps - 1, x.dim(1)}, what);
@@ -41,7 +48,8 @@ void ShortConvForward::check() const {
 }
 
 OpCost ShortConvForward::cost() const {
-  return {2.0 * static_cast<double>(x.numel() * w.dim(1)), static_cast<double>(x.bytes() + y.bytes() + w.bytes())};
+  return {2.0 * static_cast<double>(x.numel() * w.dim(1)),
+          static_cast<double>(x.bytes() + y.bytes() + w.bytes())};
 }
 
 void ShortConvBackward::check() const {
@@ -59,7 +67,8 @@ void ShortConvBackward::check() const {
 }
 
 OpCost ShortConvBackward::cost() const {
-  return {6.0 * static_cast<double>(x.numel() * w.dim(1)), static_cast<double>(x.bytes() + dy.bytes() + dx.bytes() + w.bytes())};
+  return {6.0 * static_cast<double>(x.numel() * w.dim(1)),
+          static_cast<double>(x.bytes() + dy.bytes() + dx.bytes() + w.bytes())};
 }
 
 void ShortConvTail::check() const {
@@ -70,6 +79,8 @@ void ShortConvTail::check() const {
   check_history(history, x, documents, next.dim(1) + 1, "history");
 }
 
-OpCost ShortConvTail::cost() const { return {0.0, 2.0 * static_cast<double>(next.bytes())}; }
+OpCost ShortConvTail::cost() const {
+  return {0.0, 2.0 * static_cast<double>(next.bytes())};
+}
 
 }  // namespace moesaic

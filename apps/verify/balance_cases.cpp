@@ -13,14 +13,27 @@ struct Routed {
   TensorView scores, topk, weights, cutoff, counts;
 };
 
-Routed route(CaseRun& run, ConstTensorView logits, ConstTensorView bias, std::int64_t k, RouterScore score) {
+Routed route(
+    CaseRun& run, ConstTensorView logits, ConstTensorView bias, std::int64_t k, RouterScore score) {
   const std::int64_t tokens = logits.dim(0), experts = logits.dim(1);
   const DType stats = run.precision().stats;
-  Routed r{run.poisoned(logits.shape(), stats), run.upload_i32(std::vector<std::int64_t>(static_cast<std::size_t>(tokens * k), -1), {tokens, k}),
-           run.poisoned({tokens, k}, stats), k < experts ? run.poisoned({tokens}, stats) : TensorView(),
-           run.upload_i32(std::vector<std::int64_t>(static_cast<std::size_t>(experts), -1), {experts})};
-  moesaic::run(run.backend(), RouterForward{.scores = r.scores, .topk = r.topk, .weights = r.weights, .cutoff = r.cutoff, .counts = r.counts,
-                                            .logits = logits, .bias = bias, .given = {}, .score = score});
+  Routed r{
+      run.poisoned(logits.shape(), stats),
+      run.upload_i32(std::vector<std::int64_t>(static_cast<std::size_t>(tokens * k), -1),
+                     {tokens, k}),
+      run.poisoned({tokens, k}, stats),
+      k < experts ? run.poisoned({tokens}, stats) : TensorView(),
+      run.upload_i32(std::vector<std::int64_t>(static_cast<std::size_t>(experts), -1), {experts})};
+  moesaic::run(run.backend(),
+               RouterForward{.scores = r.scores,
+                             .topk = r.topk,
+                             .weights = r.weights,
+                             .cutoff = r.cutoff,
+                             .counts = r.counts,
+                             .logits = logits,
+                             .bias = bias,
+                             .given = {},
+                             .score = score});
   return r;
 }
 
@@ -30,27 +43,48 @@ struct Loss {
 };
 
 /// Value and gradient of `losses` alone: the weights get no gradient.
-Loss evaluate(CaseRun& run, ConstTensorView logits, const Routed& r, RouterScore score, const RouterLosses& losses) {
+Loss evaluate(CaseRun& run,
+              ConstTensorView logits,
+              const Routed& r,
+              RouterScore score,
+              const RouterLosses& losses) {
   const DType stats = run.precision().stats;
   const TensorView balance = run.zeros({}, stats), z = run.zeros({}, stats);
-  moesaic::run(run.backend(), RouterLossForward{.balance_loss = balance, .z_loss = z, .logits = logits, .scores = r.scores, .topk = r.topk,
-                                                .losses = losses});
+  moesaic::run(run.backend(),
+               RouterLossForward{.balance_loss = balance,
+                                 .z_loss = z,
+                                 .logits = logits,
+                                 .scores = r.scores,
+                                 .topk = r.topk,
+                                 .losses = losses});
   const TensorView dlogits = run.poisoned(logits.shape(), stats);
-  moesaic::run(run.backend(), RouterBackward{.dlogits = dlogits, .dweights = run.zeros(r.weights.shape(), stats), .logits = logits,
-                                             .scores = r.scores, .weights = r.weights, .topk = r.topk, .score = score, .losses = losses});
+  moesaic::run(run.backend(),
+               RouterBackward{.dlogits = dlogits,
+                              .dweights = run.zeros(r.weights.shape(), stats),
+                              .logits = logits,
+                              .scores = r.scores,
+                              .weights = r.weights,
+                              .topk = r.topk,
+                              .score = score,
+                              .losses = losses});
   return {run.download(balance)[0] + run.download(z)[0], run.download(dlogits)};
 }
 
-void expect_loss(CaseRun& run, const std::string& name, const Loss& loss, std::vector<double>& total) {
+void expect_loss(CaseRun& run,
+                 const std::string& name,
+                 const Loss& loss,
+                 std::vector<double>& total) {
   run.expect("out." + name, {loss.value});
   run.expect("grad_" + name + ".in.logit", loss.gradient);
   total.resize(loss.gradient.size(), 0.0);
-  for (std::size_t i = 0; i < total.size(); ++i) total[i] += loss.gradient[i];
+  for (std::size_t i = 0; i < total.size(); ++i)
+    total[i] += loss.gradient[i];
 }
 
 TensorView sum_of_counts(CaseRun& run, const std::vector<ConstTensorView>& parts) {
   const TensorView total = run.zeros(parts.front().shape(), DType::i64);
-  for (const auto& part : parts) moesaic::run(run.backend(), AccumulateCounts{.total = total, .counts = part});
+  for (const auto& part : parts)
+    moesaic::run(run.backend(), AccumulateCounts{.total = total, .counts = part});
   return total;
 }
 
@@ -66,10 +100,14 @@ void losses_case(CaseRun& run) {
   const auto cu = run.load_i32("in.cu");
   std::int64_t documents = 0;
   const auto bounds = run.host_ints("in.cu");
-  for (std::size_t i = 1; i < bounds.size(); ++i) documents += bounds[i] > bounds[i - 1] ? 1 : 0;
+  for (std::size_t i = 1; i < bounds.size(); ++i)
+    documents += bounds[i] > bounds[i - 1] ? 1 : 0;
   const TensorView frequency = run.poisoned({experts}, stats);
   const auto other = run.load_i32("in.other_rank_counts");
-  moesaic::run(run.backend(), BalanceFrequency{.frequency = frequency, .counts = sum_of_counts(run, {r.counts, other}), .skip = {}});
+  moesaic::run(
+      run.backend(),
+      BalanceFrequency{
+          .frequency = frequency, .counts = sum_of_counts(run, {r.counts, other}), .skip = {}});
 
   RouterLosses sequence, global, own, z;
   sequence.sequence_weight = global.global_weight = own.switch_weight = z.z_weight = 1.0;
@@ -87,7 +125,9 @@ void losses_case(CaseRun& run) {
   run.expect("grad.in.logit", total);
 
   const TensorView bias = run.upload(run.host_reals("in.bias"), {experts}, stats);
-  moesaic::run(run.backend(), BalanceBiasSign{.bias = bias, .counts = r.counts, .skip = {}, .gamma = run.cfg_real("gamma")});
+  moesaic::run(run.backend(),
+               BalanceBiasSign{
+                   .bias = bias, .counts = r.counts, .skip = {}, .gamma = run.cfg_real("gamma")});
   run.expect("aux.sign_bias", bias);
 }
 
@@ -109,8 +149,12 @@ void quantile_step(CaseRun& run, std::int64_t step, TensorView bias) {
   for (std::int64_t p = 0; p < parts; ++p) {
     const std::int64_t end = at + sizes[static_cast<std::size_t>(step * parts + p)];
     const Routed r = route(run, logits.rows(at, end), bias, k, RouterScore::sigmoid);
-    moesaic::run(run.backend(), BalanceHistogram{.histogram = histogram, .scores = r.scores, .cutoff = r.cutoff, .bias = bias});
-    moesaic::run(run.backend(), BalanceMargins{.margins = margins.rows(at, end), .scores = r.scores, .cutoff = r.cutoff});
+    moesaic::run(run.backend(),
+                 BalanceHistogram{
+                     .histogram = histogram, .scores = r.scores, .cutoff = r.cutoff, .bias = bias});
+    moesaic::run(
+        run.backend(),
+        BalanceMargins{.margins = margins.rows(at, end), .scores = r.scores, .cutoff = r.cutoff});
     const auto part = run.download(r.cutoff);
     cutoff.insert(cutoff.end(), part.begin(), part.end());
     counts.emplace_back(r.counts);
@@ -121,16 +165,22 @@ void quantile_step(CaseRun& run, std::int64_t step, TensorView bias) {
   run.expect_exact(name("aux.hist"), histogram);
 
   const TensorView exact = run.poisoned({experts}, stats);
-  moesaic::run(run.backend(), BalanceBiasExact{.bias = exact, .margins = margins, .skip = {}, .top_k = k});
+  moesaic::run(run.backend(),
+               BalanceBiasExact{.bias = exact, .margins = margins, .skip = {}, .top_k = k});
   run.expect(name("out.bias_exact"), exact);
-  moesaic::run(run.backend(), BalanceBiasFromHistogram{.bias = bias, .histogram = histogram, .tokens = run.upload_i32({tokens}, {1}),
-                                                       .skip = {}, .top_k = k});
+  moesaic::run(run.backend(),
+               BalanceBiasFromHistogram{.bias = bias,
+                                        .histogram = histogram,
+                                        .tokens = run.upload_i32({tokens}, {1}),
+                                        .skip = {},
+                                        .top_k = k});
   run.expect(name("out.bias_hist"), bias);
 }
 
 void quantile_case(CaseRun& run) {
   const TensorView bias = run.zeros({run.cfg_int("E")}, run.precision().stats);
-  for (std::int64_t step = 0; step < run.shape("in.sizes")[0]; ++step) quantile_step(run, step, bias);
+  for (std::int64_t step = 0; step < run.shape("in.sizes")[0]; ++step)
+    quantile_step(run, step, bias);
 }
 
 const RegisterFamily losses_family{{"balance__losses", losses_case}};

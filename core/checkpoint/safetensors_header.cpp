@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -176,7 +177,10 @@ void check_coverage(const Header& header, std::uint64_t data_bytes, const std::s
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file) {
   Header header;
   HeaderReader reader(header, file);
-  // The format allows trailing spaces only; the parser rejects anything else after the object.
+  // The parser takes a zero byte for the end of its input; what stands behind it would not be read.
+  if (const auto at = text.find('\0'); at != std::string_view::npos) {
+    throw InputError(fmt::format("{}: zero byte inside the header (file offset {})", file, at + 8));
+  }
   if (text.empty() || text.front() != '{') throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));
   nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   check_coverage(header, data_bytes, file);

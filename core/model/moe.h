@@ -27,11 +27,15 @@ class MoeLayer : public Module {
   BufferId histogram() const noexcept { return histogram_; }  ///< i32 [E, bins], of the step (quantile rule)
   BufferId frequency() const noexcept { return frequency_; }  ///< [E], of the previous step (global auxiliary loss)
 
-  /// Memory for the margins of all tokens of a step, [tokens, E]; the exact quantile rule needs it before forward.
-  /// Micro-batches append; reset_margins() starts a step.
-  void set_margins(TensorView margins) { margins_ = margins; }
+  /// Memory for the margins of a step, which the exact quantile rule needs before forward: `own` [tokens of this rank,
+  /// E] is a part of `all` [tokens of all ranks, E]. Micro-batches append to `own`; reset_margins() starts a step.
+  void set_margins(TensorView own, TensorView all) {
+    margins_ = own;
+    all_margins_ = all;
+  }
   void reset_margins() { margin_rows_ = 0; }
-  ConstTensorView margins() const { return margins_.rows(0, margin_rows_); }
+  ConstTensorView margins() const { return margins_; }
+  TensorView all_margins() const { return all_margins_; }
 
   // --- activations, for tests and statistics
   struct Activations {
@@ -59,7 +63,7 @@ class MoeLayer : public Module {
   std::unique_ptr<GatedMlp> shared_;
   Activations a_;
   ConstTensorView given_;
-  TensorView margins_;
+  TensorView margins_, all_margins_;
   std::int64_t margin_rows_ = 0;
 };
 

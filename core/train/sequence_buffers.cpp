@@ -26,6 +26,7 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   std::int32_t* mtp_tokens = host + 3 * t;
   std::int32_t* mtp_targets = host + 4 * t;
   num_mtp_targets_ = 0;
+  num_valid_targets_ = batch.valid_labels;
   for (std::size_t i = 0; i < t; ++i) {
     // Position i sees token i+1 and predicts token i+2, all of one document (SPEC 8.1); the rest is masked.
     const bool inside = i + 1 < t && batch.positions[i + 1] != 0;

@@ -17,6 +17,7 @@ class SequenceBuffers {
   void load(const data::Batch& batch, Stream& stream);
   const Sequence& sequence() const noexcept { return sequence_; }
   std::int64_t mtp_targets() const noexcept { return num_mtp_targets_; }  ///< valid ones of the last load
+  std::int64_t valid_targets() const noexcept { return num_valid_targets_; }
   std::int64_t documents() const noexcept { return sequence_.num_documents(); }
 
  private:
@@ -24,7 +25,7 @@ class SequenceBuffers {
   std::int64_t tokens_;
   Buffer host_, device_memory_;
   Sequence sequence_;
-  std::int64_t num_mtp_targets_ = 0;
+  std::int64_t num_mtp_targets_ = 0, num_valid_targets_ = 0;
 };
 
 }  // namespace moesaic

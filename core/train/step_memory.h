@@ -13,9 +13,15 @@ struct StepMemory {
   std::size_t slot = 0;       ///< saved activations of one micro-batch
 };
 
-/// Plans the model for micro-batches of `tokens` tokens and finds what a step takes from the arenas, by running the very
-/// host code of forward, backward and update on a dry stream. `optimizer` may be null (evaluation, generation).
-StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimizer, Device device, int num_threads, std::int64_t tokens,
-                        const RecomputePolicy& policy, bool has_mtp_targets);
+struct StepExtents {
+  std::int64_t tokens = 0;       ///< of a micro-batch
+  std::int64_t step_tokens = 0;  ///< of the global batch
+  bool mtp = false;              ///< micro-batches carry targets of the MTP module
+};
+
+/// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
+/// the very host code of forward, backward and update on a dry stream. `optimizer` may be null (evaluation, generation).
+StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimizer, Device device, int num_threads, const StepExtents& extents,
+                        const RecomputePolicy& policy);
 
 }  // namespace moesaic

@@ -11,10 +11,12 @@
 namespace moesaic {
 namespace {
 
-constexpr std::int64_t kExpertGrain = 16;  // experts, and so columns of the scores, that one thread counts
-constexpr std::int64_t kExactGroup = 8;    // experts whose margins are in scratch at a time
+constexpr std::int64_t kExpertGrain =
+    16;  // experts, and so columns of the scores, that one thread counts
+constexpr std::int64_t kExactGroup = 8;  // experts whose margins are in scratch at a time
 
-/// Bins of the required bias. Formed in f64: one value per step, and the bins of all micro-batches must agree.
+/// Bins of the required bias. Formed in f64: one value per step, and the bins of all micro-batches
+/// must agree.
 template <class A>
 struct Bins {
   A low = 0;
@@ -33,13 +35,14 @@ struct Bins {
 
 template <class A>
 void count(ThreadPool& pool, const BalanceHistogram& op) {
-  const std::int64_t tokens = op.scores.dim(0), experts = op.scores.dim(1), bins = op.histogram.dim(1);
+  const std::int64_t tokens = op.scores.dim(0), experts = op.scores.dim(1),
+                     bins = op.histogram.dim(1);
   const A* scores = op.scores.as<A>();
   const A* cutoff = op.cutoff.as<A>();
   auto* histogram = op.histogram.as<std::int32_t>();
   const Bins<A> b(op.bias.as<A>(), experts, bins);
-  const A last = static_cast<A>(bins - 1);
-  pool.parallel_for(experts, kExpertGrain, [&](std::int64_t begin, std::int64_t end) {
+  const A low = b.low, per_width = b.per_width, last = static_cast<A>(bins - 1);
+  pool.parallel_for(experts, kExpertGrain, [=](std::int64_t begin, std::int64_t end) {
     std::int32_t bin[kExpertGrain];
     const std::int64_t n = end - begin;
     for (std::int64_t t = 0; t < tokens; ++t) {
@@ -47,10 +50,13 @@ void count(ThreadPool& pool, const BalanceHistogram& op) {
       const A alpha = cutoff[t];
 #pragma omp simd
       for (std::int64_t i = 0; i < n; ++i) {
-        const A m = std::floor((alpha - s[i] - b.low) * b.per_width);
-        bin[i] = static_cast<std::int32_t>(m > A(0) ? (m < last ? m : last) : A(0));  // NaN goes to bin 0
+        // Cut to the bins before the conversion, which then is a floor; NaN goes to bin 0.
+        const A m = (alpha - s[i] - low) * per_width;
+        const A at_most = m < last ? m : last;
+        bin[i] = static_cast<std::int32_t>(m > A(0) ? at_most : A(0));
       }
-      for (std::int64_t i = 0; i < n; ++i) ++histogram[(begin + i) * bins + bin[i]];
+      for (std::int64_t i = 0; i < n; ++i)
+        ++histogram[(begin + i) * bins + bin[i]];
     }
   });
 }
@@ -59,12 +65,15 @@ void count(ThreadPool& pool, const BalanceHistogram& op) {
 template <class A>
 void centre(A* bias, const double* value, std::int64_t experts) {
   double sum = 0;
-  for (std::int64_t e = 0; e < experts; ++e) sum += value[e];
+  for (std::int64_t e = 0; e < experts; ++e)
+    sum += value[e];
   const double mean = sum / static_cast<double>(experts);
-  for (std::int64_t e = 0; e < experts; ++e) bias[e] = static_cast<A>(value[e] - mean);
+  for (std::int64_t e = 0; e < experts; ++e)
+    bias[e] = static_cast<A>(value[e] - mean);
 }
 
-double quantile_of_histogram(const std::int32_t* h, std::int64_t bins, double q, double low, double width) {
+double quantile_of_histogram(
+    const std::int32_t* h, std::int64_t bins, double q, double low, double width) {
   const double wanted = std::ceil(q);
   std::int64_t before = 0;
   for (std::int64_t m = 0; m < bins; ++m) {
@@ -80,7 +89,8 @@ double quantile_of_histogram(const std::int32_t* h, std::int64_t bins, double q,
 template <class A>
 void bias_from_histogram(ThreadPool& pool, const BalanceBiasFromHistogram& op, double* value) {
   const std::int64_t experts = op.bias.dim(0), bins = op.histogram.dim(1);
-  const double q = cpu::read_scalar(op.tokens) * static_cast<double>(op.top_k) / static_cast<double>(experts);
+  const double q =
+      cpu::read_scalar(op.tokens) * static_cast<double>(op.top_k) / static_cast<double>(experts);
   if (!(q > 0)) return;
   A* bias = op.bias.as<A>();
   const auto* histogram = op.histogram.as<std::int32_t>();
@@ -95,7 +105,8 @@ template <class A>
 void exact_bias(ThreadPool& pool, const BalanceBiasExact& op, A* columns, double* value) {
   const std::int64_t tokens = op.margins.dim(0), experts = op.margins.dim(1);
   const A* margins = op.margins.as<A>();
-  const std::int64_t q = std::min(tokens * op.top_k / experts, tokens - 1);  // floor(q) margins are larger
+  const std::int64_t q =
+      std::min(tokens * op.top_k / experts, tokens - 1);  // floor(q) margins are larger
   for (std::int64_t e0 = 0; e0 < experts; e0 += kExactGroup) {
     pool.parallel_for(std::min(kExactGroup, experts - e0), 1, [&](std::int64_t i, std::int64_t) {
       A* column = columns + i * tokens;
@@ -113,7 +124,8 @@ void exact_bias(ThreadPool& pool, const BalanceBiasExact& op, A* columns, double
 template <class I>
 std::int64_t sum_of(const I* counts, std::int64_t n) {
   std::int64_t sum = 0;
-  for (std::int64_t e = 0; e < n; ++e) sum += counts[e];
+  for (std::int64_t e = 0; e < n; ++e)
+    sum += counts[e];
   return sum;
 }
 
@@ -136,7 +148,8 @@ void frequency(const BalanceFrequency& op) {
   const std::int64_t sum = sum_of(counts, experts);
   A* f = op.frequency.as<A>();
   for (std::int64_t e = 0; e < experts; ++e) {
-    f[e] = static_cast<A>(sum == 0 ? 1.0 / static_cast<double>(experts) : static_cast<double>(counts[e]) / static_cast<double>(sum));
+    f[e] = static_cast<A>(sum == 0 ? 1.0 / static_cast<double>(experts)
+                                   : static_cast<double>(counts[e]) / static_cast<double>(sum));
   }
 }
 
@@ -153,7 +166,9 @@ void launch(CpuContext& context, const BalanceBiasFromHistogram& op) {
   const TensorView value = context.scratch.take({op.bias.dim(0)}, DType::f64, "balance_bias.value");
   context.stream.enqueue([op, value, &pool = context.pool] {
     if (cpu::is_set(op.skip)) return;
-    cpu::dispatch_stats(op.bias.dtype(), [&]<class A>(TypeTag<A>) { bias_from_histogram<A>(pool, op, value.as<double>()); });
+    cpu::dispatch_stats(op.bias.dtype(), [&]<class A>(TypeTag<A>) {
+      bias_from_histogram<A>(pool, op, value.as<double>());
+    });
   });
 }
 
@@ -167,7 +182,8 @@ void launch(CpuContext& context, const BalanceMargins& op) {
           A* m = op.margins.as<A>() + t * experts;
           const A alpha = op.cutoff.as<A>()[t];
 #pragma omp simd
-          for (std::int64_t e = 0; e < experts; ++e) m[e] = s[e] - alpha;
+          for (std::int64_t e = 0; e < experts; ++e)
+            m[e] = s[e] - alpha;
         }
       });
     });
@@ -177,12 +193,14 @@ void launch(CpuContext& context, const BalanceMargins& op) {
 void launch(CpuContext& context, const BalanceBiasExact& op) {
   const Arena::Mark mark(context.scratch);
   const std::int64_t group = std::min(kExactGroup, op.bias.dim(0));
-  const TensorView columns = context.scratch.take({group, op.margins.dim(0)}, op.margins.dtype(), "balance_bias.columns");
+  const TensorView columns =
+      context.scratch.take({group, op.margins.dim(0)}, op.margins.dtype(), "balance_bias.columns");
   const TensorView value = context.scratch.take({op.bias.dim(0)}, DType::f64, "balance_bias.value");
   context.stream.enqueue([op, columns, value, &pool = context.pool] {
     if (cpu::is_set(op.skip)) return;
-    cpu::dispatch_stats(op.bias.dtype(),
-                        [&]<class A>(TypeTag<A>) { exact_bias<A>(pool, op, columns.as<A>(), value.as<double>()); });
+    cpu::dispatch_stats(op.bias.dtype(), [&]<class A>(TypeTag<A>) {
+      exact_bias<A>(pool, op, columns.as<A>(), value.as<double>());
+    });
   });
 }
 
@@ -200,7 +218,8 @@ void launch(CpuContext& context, const AccumulateCounts& op) {
     cpu::dispatch_int(op.counts.dtype(), [&]<class I>(TypeTag<I>) {
       const I* counts = op.counts.as<I>();
       auto* total = op.total.as<std::int64_t>();
-      for (std::int64_t e = 0; e < op.total.dim(0); ++e) total[e] += counts[e];
+      for (std::int64_t e = 0; e < op.total.dim(0); ++e)
+        total[e] += counts[e];
     });
   });
 }

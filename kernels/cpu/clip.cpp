@@ -36,7 +36,8 @@ void sum_blocks(ThreadPool& pool, const SumOfSquares& op, double* block_sums) {
   auto* partials = op.partials.as<double>();
   for (std::int64_t i = 0; i < n; ++i) {
     partials[i] = 0;
-    for (std::int64_t b = 0; b < blocks; ++b) partials[i] += block_sums[i * blocks + b];
+    for (std::int64_t b = 0; b < blocks; ++b)
+      partials[i] += block_sums[i * blocks + b];
   }
 }
 
@@ -44,7 +45,8 @@ template <class A>
 void clip_factor(const ClipFactor& op) {
   const auto* partials = op.partials.as<double>();
   double sum = 0;
-  for (std::int64_t i = 0; i < op.partials.numel(); ++i) sum += partials[i];
+  for (std::int64_t i = 0; i < op.partials.numel(); ++i)
+    sum += partials[i];
   const double norm = std::sqrt(sum);
   *op.norm.as<double>() = norm;
   A* scalars = op.scalars.as<A>();
@@ -66,7 +68,8 @@ void average(ThreadPool& pool, const MovingAverage& op) {
   const auto take = static_cast<A>(1.0 - op.decay);
   pool.parallel_for(op.w.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) mean[i] = keep * mean[i] + take * w[i];
+    for (std::int64_t i = begin; i < end; ++i)
+      mean[i] = keep * mean[i] + take * w[i];
   });
 }
 
@@ -77,7 +80,8 @@ void launch(CpuContext& context, const SumOfSquares& op) {
   const std::int64_t blocks = std::max<std::int64_t>(1, op.partials.dim(0) * blocks_per_sum(op));
   const TensorView block_sums = context.scratch.take({blocks}, DType::f64, "sum_of_squares.blocks");
   context.stream.enqueue([op, block_sums, &pool = context.pool] {
-    dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) { sum_blocks<T>(pool, op, block_sums.as<double>()); });
+    dispatch_float(op.x.dtype(),
+                   [&]<class T>(TypeTag<T>) { sum_blocks<T>(pool, op, block_sums.as<double>()); });
   });
 }
 

@@ -12,8 +12,10 @@ struct Documents {
   std::int64_t count = 0;
 
   /// Throws InternalError unless the boundaries start at 0, do not decrease and end at `tokens`.
-  Documents(const ConstTensorView& cu_seqlens, std::int64_t tokens) : cu(cu_seqlens.as<std::int32_t>()), count(cu_seqlens.dim(0) - 1) {
-    MOESAIC_CHECK(cu[0] == 0 && cu[count] == tokens, "cu_seqlens must start at 0 and end at the number of tokens");
+  Documents(const ConstTensorView& cu_seqlens, std::int64_t tokens)
+      : cu(cu_seqlens.as<std::int32_t>()), count(cu_seqlens.dim(0) - 1) {
+    MOESAIC_CHECK(cu[0] == 0 && cu[count] == tokens,
+                  "cu_seqlens must start at 0 and end at the number of tokens");
     MOESAIC_CHECK(std::is_sorted(cu, cu + count + 1), "cu_seqlens must not decrease");
   }
   std::int64_t begin(std::int64_t n) const { return cu[n]; }

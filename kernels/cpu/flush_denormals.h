@@ -5,13 +5,18 @@
 
 namespace moesaic::cpu {
 
-/// While it lives, this thread treats numbers below the smallest normal one as zero. Decays multiply towards zero, and
-/// arithmetic on such numbers is up to a hundred times slower on some processors.
+/// While it lives, this thread treats numbers below the smallest normal one as zero. Decays
+/// multiply towards zero, and arithmetic on such numbers is up to a hundred times slower on some
+/// processors.
 class FlushDenormals {
  public:
 #if defined(__SSE__)
-  FlushDenormals() noexcept : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040U); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
+  FlushDenormals() noexcept : saved_(_mm_getcsr()) {
+    _mm_setcsr(saved_ | 0x8040U);
+  }
+  ~FlushDenormals() {
+    _mm_setcsr(saved_);
+  }
 #else
   FlushDenormals() noexcept = default;
 #endif

@@ -1,17 +1,19 @@
 #include "kernels/ops/kda_prepare.h"
 
-
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moesaic {
 namespace {
 
-constexpr std::int64_t kTokens = 64;  // tokens per partial sum of the parameter gradients; part of the bits
+constexpr std::int64_t kTokens =
+    64;  // tokens per partial sum of the parameter gradients; part of the bits
 
-inline double gate_softplus(double x) noexcept { return cpu::softplus(x); }
-/// log(1 + e^x) without a library call, so that loops vectorise: with y = e^-|x|, log(1 + y) = 2 atanh(y / (2 + y)), whose
-/// odd series in u <= 1/3 is cut after u^17 (remainder below 1e-9).
+inline double gate_softplus(double x) noexcept {
+  return cpu::softplus(x);
+}
+/// log(1 + e^x) without a library call, so that loops vectorise: with y = e^-|x|, log(1 + y) = 2
+/// atanh(y / (2 + y)), whose odd series in u <= 1/3 is cut after u^17 (remainder below 1e-9).
 inline float gate_softplus(float x) noexcept {
   const float y = cpu::exp(x > 0.0F ? -x : x);
   const float u = y / (2.0F + y), s = u * u;
@@ -32,44 +34,63 @@ acc_t<T> normalise(T* out, const T* in, std::int64_t n, acc_t<T> scale, acc_t<T>
   using A = acc_t<T>;
   A sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (std::int64_t c = 0; c < n; ++c) sum += static_cast<A>(in[c]) * static_cast<A>(in[c]);
+  for (std::int64_t c = 0; c < n; ++c)
+    sum += static_cast<A>(in[c]) * static_cast<A>(in[c]);
   const A rstd = A(1) / std::sqrt(sum + eps);
   const A factor = rstd * scale;
 #pragma omp simd
-  for (std::int64_t c = 0; c < n; ++c) out[c] = T(static_cast<A>(in[c]) * factor);
+  for (std::int64_t c = 0; c < n; ++c)
+    out[c] = T(static_cast<A>(in[c]) * factor);
   return rstd;
 }
 
 /// dx = rstd scale (dy - y <y, dy> / scale^2), where y is the scaled result.
 template <class T>
-void normalise_backward(T* dx, const T* dy, const T* y, std::int64_t n, acc_t<T> rstd, acc_t<T> scale) {
+void normalise_backward(
+    T* dx, const T* dy, const T* y, std::int64_t n, acc_t<T> rstd, acc_t<T> scale) {
   using A = acc_t<T>;
   A dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (std::int64_t c = 0; c < n; ++c) dot += static_cast<A>(y[c]) * static_cast<A>(dy[c]);
+  for (std::int64_t c = 0; c < n; ++c)
+    dot += static_cast<A>(y[c]) * static_cast<A>(dy[c]);
   dot /= scale * scale;
   const A factor = rstd * scale;
 #pragma omp simd
-  for (std::int64_t c = 0; c < n; ++c) dx[c] = T(factor * (static_cast<A>(dy[c]) - static_cast<A>(y[c]) * dot));
+  for (std::int64_t c = 0; c < n; ++c)
+    dx[c] = T(factor * (static_cast<A>(dy[c]) - static_cast<A>(y[c]) * dot));
 }
 
 template <class T>
-void gate_row(acc_t<T>* g, const T* z, const acc_t<T>* bias, std::int64_t n, acc_t<T> scale, const std::optional<double>& g_min) {
+void gate_row(acc_t<T>* g,
+              const T* z,
+              const acc_t<T>* bias,
+              std::int64_t n,
+              acc_t<T> scale,
+              const std::optional<double>& g_min) {
   using A = acc_t<T>;
   if (g_min) {
     const A lowest = static_cast<A>(*g_min);
 #pragma omp simd
-    for (std::int64_t c = 0; c < n; ++c) g[c] = lowest * cpu::sigmoid(scale * (static_cast<A>(z[c]) + bias[c]));
+    for (std::int64_t c = 0; c < n; ++c)
+      g[c] = lowest * cpu::sigmoid(scale * (static_cast<A>(z[c]) + bias[c]));
   } else {
 #pragma omp simd
-    for (std::int64_t c = 0; c < n; ++c) g[c] = -scale * gate_softplus(static_cast<A>(z[c]) + bias[c]);
+    for (std::int64_t c = 0; c < n; ++c)
+      g[c] = -scale * gate_softplus(static_cast<A>(z[c]) + bias[c]);
   }
 }
 
 /// dz of one row; adds to the partial sums of dt_bias and, channel by channel, of A_log.
 template <class T>
-void gate_row_backward(T* dz, acc_t<T>* dbias, acc_t<T>* da, const acc_t<T>* dg, const T* z, const acc_t<T>* bias, std::int64_t n,
-                       acc_t<T> scale, const std::optional<double>& g_min) {
+void gate_row_backward(T* dz,
+                       acc_t<T>* dbias,
+                       acc_t<T>* da,
+                       const acc_t<T>* dg,
+                       const T* z,
+                       const acc_t<T>* bias,
+                       std::int64_t n,
+                       acc_t<T> scale,
+                       const std::optional<double>& g_min) {
   using A = acc_t<T>;
   if (g_min) {
     const A factor = scale * static_cast<A>(*g_min);
@@ -106,8 +127,10 @@ void forward(ThreadPool& pool, const KdaPrepareForward& op) {
       const A scale = std::exp(a_log[h]);
       for (std::int64_t t = first; t < last; ++t) {
         const std::int64_t row = t * heads + h, at = row * size;
-        op.q_rstd.as<A>()[row] = normalise(op.q.as<T>() + at, op.q_raw.as<T>() + at, size, q_scale, eps);
-        op.k_rstd.as<A>()[row] = normalise(op.k.as<T>() + at, op.k_raw.as<T>() + at, size, A(1), eps);
+        op.q_rstd.as<A>()[row] =
+            normalise(op.q.as<T>() + at, op.q_raw.as<T>() + at, size, q_scale, eps);
+        op.k_rstd.as<A>()[row] =
+            normalise(op.k.as<T>() + at, op.k_raw.as<T>() + at, size, A(1), eps);
         gate_row<T>(op.g.as<A>() + at, op.z.as<T>() + at, bias + h * size, size, scale, op.g_min);
         op.beta.as<A>()[row] = cpu::sigmoid(static_cast<A>(op.beta_logit.as<B>()[row]));
       }
@@ -127,15 +150,25 @@ void gate_backward(const KdaPrepareBackward& op, std::int64_t h, acc_t<T>* scrat
     std::fill_n(scratch, 2 * size, A(0));
     for (std::int64_t t = t0; t < std::min(tokens, t0 + kTokens); ++t) {
       const std::int64_t at = (t * heads + h) * size;
-      gate_row_backward<T>(op.dz.as<T>() + at, dbias, da, op.dg.as<A>() + at, op.z.as<T>() + at, bias, size, scale, op.g_min);
+      gate_row_backward<T>(op.dz.as<T>() + at,
+                           dbias,
+                           da,
+                           op.dg.as<A>() + at,
+                           op.z.as<T>() + at,
+                           bias,
+                           size,
+                           scale,
+                           op.g_min);
     }
     if (!op.ddt_bias.empty()) {
       A* total = op.ddt_bias.as<A>() + h * size;
-      for (std::int64_t c = 0; c < size; ++c) total[c] += dbias[c];
+      for (std::int64_t c = 0; c < size; ++c)
+        total[c] += dbias[c];
     }
     if (!op.da_log.empty()) {
       A sum = 0;
-      for (std::int64_t c = 0; c < size; ++c) sum += da[c];
+      for (std::int64_t c = 0; c < size; ++c)
+        sum += da[c];
       op.da_log.as<A>()[h] += sum;
     }
   }
@@ -150,8 +183,18 @@ void backward(ThreadPool& pool, const KdaPrepareBackward& op, acc_t<T>* scratch)
     gate_backward<T>(op, h, scratch + h * 2 * size);
     for (std::int64_t t = 0; t < tokens; ++t) {
       const std::int64_t row = t * heads + h, at = row * size;
-      normalise_backward(op.dq_raw.as<T>() + at, op.dq.as<T>() + at, op.q.as<T>() + at, size, op.q_rstd.as<A>()[row], q_scale);
-      normalise_backward(op.dk_raw.as<T>() + at, op.dk.as<T>() + at, op.k.as<T>() + at, size, op.k_rstd.as<A>()[row], A(1));
+      normalise_backward(op.dq_raw.as<T>() + at,
+                         op.dq.as<T>() + at,
+                         op.q.as<T>() + at,
+                         size,
+                         op.q_rstd.as<A>()[row],
+                         q_scale);
+      normalise_backward(op.dk_raw.as<T>() + at,
+                         op.dk.as<T>() + at,
+                         op.k.as<T>() + at,
+                         size,
+                         op.k_rstd.as<A>()[row],
+                         A(1));
       const A x = static_cast<A>(op.beta_logit.as<B>()[row]);
       op.dbeta_logit.as<B>()[row] = B(op.dbeta.as<A>()[row] * cpu::sigmoid(x) * cpu::sigmoid(-x));
     }
@@ -163,7 +206,8 @@ void backward(ThreadPool& pool, const KdaPrepareBackward& op, acc_t<T>* scratch)
 void launch(CpuContext& context, const KdaPrepareForward& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     dispatch_float(op.q_raw.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.beta_logit.dtype(), [&]<class B>(TypeTag<B>) { forward<T, B>(pool, op); });
+      dispatch_weight<T>(op.beta_logit.dtype(),
+                         [&]<class B>(TypeTag<B>) { forward<T, B>(pool, op); });
     });
   });
 }
@@ -171,10 +215,13 @@ void launch(CpuContext& context, const KdaPrepareForward& op) {
 void launch(CpuContext& context, const KdaPrepareBackward& op) {
   const Arena::Mark mark(context.scratch);
   const DType wide = op.q.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const auto partial = context.scratch.take({op.q.dim(1), 2, op.q.dim(2)}, wide, "kda_prepare.partial");
+  const auto partial =
+      context.scratch.take({op.q.dim(1), 2, op.q.dim(2)}, wide, "kda_prepare.partial");
   context.stream.enqueue([op, partial, &pool = context.pool] {
     dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.beta_logit.dtype(), [&]<class B>(TypeTag<B>) { backward<T, B>(pool, op, partial.as<acc_t<T>>()); });
+      dispatch_weight<T>(op.beta_logit.dtype(), [&]<class B>(TypeTag<B>) {
+        backward<T, B>(pool, op, partial.as<acc_t<T>>());
+      });
     });
   });
 }

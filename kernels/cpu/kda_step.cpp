@@ -7,7 +7,8 @@
 namespace moesaic {
 namespace {
 
-constexpr std::int64_t kColumns = 64;  // columns of the state at a time; they do not depend on each other
+constexpr std::int64_t kColumns =
+    64;  // columns of the state at a time; they do not depend on each other
 
 /// Columns [c0, c0 + count) of one head's step.
 template <class T>
@@ -29,7 +30,8 @@ void step_columns(const KdaStep& op, std::int64_t row, std::int64_t c0, std::int
     }
   }
   const A beta = op.beta.as<A>()[row];
-  for (std::int64_t j = 0; j < count; ++j) u[j] = beta * (static_cast<A>(op.v.as<T>()[row * V + c0 + j]) - read[j]);
+  for (std::int64_t j = 0; j < count; ++j)
+    u[j] = beta * (static_cast<A>(op.v.as<T>()[row * V + c0 + j]) - read[j]);
   for (std::int64_t i = 0; i < K; ++i) {
     const A key = static_cast<A>(k[i]), query = static_cast<A>(q[i]);
 #pragma omp simd
@@ -38,7 +40,8 @@ void step_columns(const KdaStep& op, std::int64_t row, std::int64_t c0, std::int
       o[j] += out[i * V + j] * query;
     }
   }
-  for (std::int64_t j = 0; j < count; ++j) op.o.as<T>()[row * V + c0 + j] = T(o[j]);
+  for (std::int64_t j = 0; j < count; ++j)
+    op.o.as<T>()[row * V + c0 + j] = T(o[j]);
 }
 
 }  // namespace
@@ -48,7 +51,8 @@ void launch(CpuContext& context, const KdaStep& op) {
     dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) {
       const std::int64_t V = op.v.dim(2);
       pool.parallel_for(op.q.dim(0) * op.q.dim(1), 1, [&](std::int64_t row, std::int64_t) {
-        for (std::int64_t c0 = 0; c0 < V; c0 += kColumns) step_columns<T>(op, row, c0, std::min(kColumns, V - c0));
+        for (std::int64_t c0 = 0; c0 < V; c0 += kColumns)
+          step_columns<T>(op, row, c0, std::min(kColumns, V - c0));
       });
     });
   });

@@ -14,22 +14,28 @@ namespace {
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
 constexpr std::int64_t kTile = cpu::kGemmRowTile;
-constexpr std::int64_t kGroup = 8;        // matrices in scratch at a time
-constexpr std::int64_t kLargeRows = 256;  // from here on threads share the rows of one matrix, else whole matrices
+constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
+constexpr std::int64_t kLargeRows =
+    256;  // from here on threads share the rows of one matrix, else whole matrices
 
 /// Calls body for tiles of kTile rows of [0, n): by one thread or by all; the tiles are the same.
-using Loop = std::function<void(std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body)>;
+using Loop = std::function<void(std::int64_t n,
+                                const std::function<void(std::int64_t, std::int64_t)>& body)>;
 
 Loop serial_loop() {
   return [](std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
-    for (std::int64_t i = 0; i < n; i += kTile) body(i, std::min(n, i + kTile));
+    for (std::int64_t i = 0; i < n; i += kTile)
+      body(i, std::min(n, i + kTile));
   };
 }
 Loop shared_loop(ThreadPool& pool) {
-  return [&pool](std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) { pool.parallel_for(n, kTile, body); };
+  return [&pool](std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
+    pool.parallel_for(n, kTile, body);
+  };
 }
 
-/// One row block of one matrix. In its wide orientation it is [m, n] with m <= n; `flip` when that is the transpose.
+/// One row block of one matrix. In its wide orientation it is [m, n] with m <= n; `flip` when that
+/// is the transpose.
 struct Block {
   std::int64_t first = 0;  // element of the tensor where the block starts
   std::int64_t rows = 0, cols = 0;
@@ -38,12 +44,16 @@ struct Block {
   std::int64_t n() const { return std::max(rows, cols); }
 };
 
-std::vector<Block> list_blocks(std::int64_t batch, std::int64_t rows, std::int64_t cols, const std::vector<RowBlock>& cuts) {
+std::vector<Block> list_blocks(std::int64_t batch,
+                               std::int64_t rows,
+                               std::int64_t cols,
+                               const std::vector<RowBlock>& cuts) {
   std::vector<Block> out;
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t base = i * rows * cols;
     if (cuts.empty()) out.push_back({base, rows, cols});
-    for (const RowBlock& b : cuts) out.push_back({base + b.begin * cols, b.end - b.begin, cols});
+    for (const RowBlock& b : cuts)
+      out.push_back({base + b.begin * cols, b.end - b.begin, cols});
   }
   return out;
 }
@@ -62,9 +72,12 @@ Workspace take_workspace(Arena& arena, const std::vector<Block>& blocks, DType d
     square = std::max(square, b.m() * b.m());
     tiles = std::max(tiles, (b.m() + kTile - 1) / kTile);
   }
-  const std::int64_t group = std::clamp<std::int64_t>(static_cast<std::int64_t>(blocks.size()), 1, kGroup);
-  return {arena.take({group, wide}, dtype, "muon.x"), arena.take({group, wide}, dtype, "muon.x_next"),
-          arena.take({group, square}, dtype, "muon.gram"), arena.take({group, square}, dtype, "muon.polynomial"),
+  const std::int64_t group =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(blocks.size()), 1, kGroup);
+  return {arena.take({group, wide}, dtype, "muon.x"),
+          arena.take({group, wide}, dtype, "muon.x_next"),
+          arena.take({group, square}, dtype, "muon.gram"),
+          arena.take({group, square}, dtype, "muon.polynomial"),
           arena.take({group, tiles}, DType::f64, "muon.sums")};
 }
 
@@ -81,15 +94,18 @@ struct Iteration {
   void normalise() const {
     loop(m, [&](std::int64_t begin, std::int64_t end) {
       double sum = 0;
-      for (std::int64_t i = begin * n; i < end * n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+      for (std::int64_t i = begin * n; i < end * n; ++i)
+        sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
       sums[begin / kTile] = sum;
     });
     double total = 0;
-    for (std::int64_t i = 0; i * kTile < m; ++i) total += sums[i];
+    for (std::int64_t i = 0; i * kTile < m; ++i)
+      total += sums[i];
     const auto scale = static_cast<A>(1.0 / (std::sqrt(total) + kNormFloor));
     loop(m, [&](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-      for (std::int64_t i = begin * n; i < end * n; ++i) x[i] *= scale;
+      for (std::int64_t i = begin * n; i < end * n; ++i)
+        x[i] *= scale;
     });
   }
 
@@ -97,14 +113,16 @@ struct Iteration {
   void mirror(A* s) const {
     loop(m, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        for (std::int64_t j = end; j < m; ++j) s[i * m + j] = s[j * m + i];
+        for (std::int64_t j = end; j < m; ++j)
+          s[i * m + j] = s[j * m + i];
       }
     });
   }
 
   void gram() const {  // y = x x^T
     loop(m, [&](std::int64_t begin, std::int64_t end) {
-      cpu::gemm_tile<A>(false, true, end - begin, end, n, A(1), x + begin * n, n, x, n, A(0), y + begin * m, m);
+      cpu::gemm_tile<A>(
+          false, true, end - begin, end, n, A(1), x + begin * n, n, x, n, A(0), y + begin * m, m);
     });
     mirror(y);
   }
@@ -112,7 +130,19 @@ struct Iteration {
   void polynomial() const {  // z = b y + c y^2
     loop(m, [&](std::int64_t begin, std::int64_t end) {
       std::copy(y + begin * m, y + end * m, z + begin * m);
-      cpu::gemm_tile<A>(false, false, end - begin, end, m, A(kC), y + begin * m, m, y, m, A(kB), z + begin * m, m);
+      cpu::gemm_tile<A>(false,
+                        false,
+                        end - begin,
+                        end,
+                        m,
+                        A(kC),
+                        y + begin * m,
+                        m,
+                        y,
+                        m,
+                        A(kB),
+                        z + begin * m,
+                        m);
     });
     mirror(z);
   }
@@ -120,7 +150,19 @@ struct Iteration {
   void advance() {  // x = a x + z x
     loop(m, [&](std::int64_t begin, std::int64_t end) {
       std::copy(x + begin * n, x + end * n, other + begin * n);
-      cpu::gemm_tile<A>(false, false, end - begin, n, m, A(1), z + begin * m, m, x, n, A(kA), other + begin * n, n);
+      cpu::gemm_tile<A>(false,
+                        false,
+                        end - begin,
+                        n,
+                        m,
+                        A(1),
+                        z + begin * m,
+                        m,
+                        x,
+                        n,
+                        A(kA),
+                        other + begin * n,
+                        n);
     });
     std::swap(x, other);
   }
@@ -144,7 +186,9 @@ void for_each_block(ThreadPool& pool, const std::vector<Block>& blocks, F&& f) {
   const Loop serial = serial_loop(), shared = shared_loop(pool);
   for (std::int64_t first = 0; first < total; first += kGroup) {
     const std::int64_t count = std::min(kGroup, total - first);
-    const auto at = [&](std::int64_t i) -> const Block& { return blocks[static_cast<std::size_t>(first + i)]; };
+    const auto at = [&](std::int64_t i) -> const Block& {
+      return blocks[static_cast<std::size_t>(first + i)];
+    };
     for (std::int64_t i = 0; i < count; ++i) {
       if (at(i).m() >= kLargeRows) f(at(i), shared, i);
     }
@@ -155,20 +199,30 @@ void for_each_block(ThreadPool& pool, const std::vector<Block>& blocks, F&& f) {
 }
 
 template <class A>
-A* iterate(const Block& b, const Loop& loop, const Workspace& ws, std::int64_t slot, int iterations) {
+A* iterate(
+    const Block& b, const Loop& loop, const Workspace& ws, std::int64_t slot, int iterations) {
   const auto part = [slot](const TensorView& v) { return v.as<A>() + slot * v.dim(1); };
-  Iteration<A> it{loop, b.m(), b.n(), part(ws.x), part(ws.other), part(ws.y), part(ws.z), ws.sums.as<double>() + slot * ws.sums.dim(1)};
+  Iteration<A> it{loop,
+                  b.m(),
+                  b.n(),
+                  part(ws.x),
+                  part(ws.other),
+                  part(ws.y),
+                  part(ws.z),
+                  ws.sums.as<double>() + slot * ws.sums.dim(1)};
   return it.run(iterations);
 }
 
-/// Calls f(element of the tensor, element of the wide matrix) for the rows [begin, end) of the block.
+/// Calls f(element of the tensor, element of the wide matrix) for the rows [begin, end) of the
+/// block.
 template <class F>
 void for_rows(const Block& b, std::int64_t begin, std::int64_t end, F&& f) {
   const std::int64_t step = b.flip() ? b.rows : 1;
   for (std::int64_t r = begin; r < end; ++r) {
     const std::int64_t at = b.first + r * b.cols;
     const std::int64_t wide = b.flip() ? r : r * b.cols;
-    for (std::int64_t c = 0; c < b.cols; ++c) f(at + c, wide + c * step);
+    for (std::int64_t c = 0; c < b.cols; ++c)
+      f(at + c, wide + c * step);
   }
 }
 
@@ -214,14 +268,20 @@ struct Update {
 };
 
 template <class A>
-void update(ThreadPool& pool, const MuonUpdate& op, const std::vector<Block>& blocks, const Workspace& ws) {
+void update(ThreadPool& pool,
+            const MuonUpdate& op,
+            const std::vector<Block>& blocks,
+            const Workspace& ws) {
   if (op.scalars.as<A>()[index_of(StepScalar::skip)] != A(0)) return;
   const auto with_types = [&]<class G, class C>(TypeTag<G>, TypeTag<C>) {
     const Update<A, G, C> u(op);
-    for_each_block(pool, blocks, [&](const Block& b, const Loop& loop, std::int64_t slot) { u.run(b, loop, ws, slot); });
+    for_each_block(pool, blocks, [&](const Block& b, const Loop& loop, std::int64_t slot) {
+      u.run(b, loop, ws, slot);
+    });
   };
   const auto with_gradient = [&]<class G>(TypeTag<G> g) {
-    if (!op.w_compute.empty() && op.w_compute.dtype() == DType::bf16) return with_types(g, TypeTag<bf16>{});
+    if (!op.w_compute.empty() && op.w_compute.dtype() == DType::bf16)
+      return with_types(g, TypeTag<bf16>{});
     with_types(g, TypeTag<A>{});
   };
   if (op.dw.dtype() == DType::bf16) return with_gradient(TypeTag<bf16>{});
@@ -229,7 +289,10 @@ void update(ThreadPool& pool, const MuonUpdate& op, const std::vector<Block>& bl
 }
 
 template <class A>
-void orthogonalise(ThreadPool& pool, const NewtonSchulz& op, const std::vector<Block>& blocks, const Workspace& ws) {
+void orthogonalise(ThreadPool& pool,
+                   const NewtonSchulz& op,
+                   const std::vector<Block>& blocks,
+                   const Workspace& ws) {
   A* x = op.x.as<A>();
   for_each_block(pool, blocks, [&](const Block& b, const Loop& loop, std::int64_t slot) {
     A* wide_x = ws.x.as<A>() + slot * ws.x.dim(1);
@@ -250,7 +313,8 @@ void launch(CpuContext& context, const MuonUpdate& op) {
   const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
   const Workspace ws = take_workspace(context.scratch, blocks, op.w.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
-    cpu::dispatch_stats(op.w.dtype(), [&]<class A>(TypeTag<A>) { update<A>(pool, op, blocks, ws); });
+    cpu::dispatch_stats(op.w.dtype(),
+                        [&]<class A>(TypeTag<A>) { update<A>(pool, op, blocks, ws); });
   });
 }
 
@@ -259,7 +323,8 @@ void launch(CpuContext& context, const NewtonSchulz& op) {
   const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
   const Workspace ws = take_workspace(context.scratch, blocks, op.x.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
-    cpu::dispatch_stats(op.x.dtype(), [&]<class A>(TypeTag<A>) { orthogonalise<A>(pool, op, blocks, ws); });
+    cpu::dispatch_stats(op.x.dtype(),
+                        [&]<class A>(TypeTag<A>) { orthogonalise<A>(pool, op, blocks, ws); });
   });
 }
 

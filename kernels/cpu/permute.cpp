@@ -10,11 +10,13 @@ namespace moesaic {
 namespace {
 
 constexpr std::int64_t kRowGrain = 16;
-constexpr std::int64_t kColumns = 256;  // columns summed at a time, so that the sum stays in the nearest cache
+constexpr std::int64_t kColumns =
+    256;  // columns summed at a time, so that the sum stays in the nearest cache
 
 /// A stable counting sort; `cursor` [experts] is workspace.
 void make_plan(const DispatchPlan& op, std::int32_t* cursor) {
-  const std::int64_t experts = op.offsets.dim(0) - 1, k = op.topk.dim(1), assignments = op.topk.numel();
+  const std::int64_t experts = op.offsets.dim(0) - 1, k = op.topk.dim(1),
+                     assignments = op.topk.numel();
   const auto* topk = op.topk.as<std::int32_t>();
   const auto* kept = op.kept.as<std::uint8_t>();
   auto* offsets = op.offsets.as<std::int32_t>();
@@ -46,17 +48,21 @@ void gather(ThreadPool& pool, const GatherRows& op) {
   const auto* token_of_row = op.token_of_row.as<std::int32_t>();
   const std::byte* x = op.x.data();
   std::byte* y = op.y.data();
-  pool.parallel_for(*op.num_rows.as<std::int32_t>(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::memcpy(y + static_cast<std::size_t>(r) * bytes, x + static_cast<std::size_t>(token_of_row[r]) * bytes, bytes);
-    }
-  });
+  pool.parallel_for(
+      *op.num_rows.as<std::int32_t>(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          std::memcpy(y + static_cast<std::size_t>(r) * bytes,
+                      x + static_cast<std::size_t>(token_of_row[r]) * bytes,
+                      bytes);
+        }
+      });
 }
 
 template <class A, class T>
 void add_row(A* sum, const T* y, A weight, std::int64_t n) {
 #pragma omp simd
-  for (std::int64_t c = 0; c < n; ++c) sum[c] += weight * static_cast<A>(y[c]);
+  for (std::int64_t c = 0; c < n; ++c)
+    sum[c] += weight * static_cast<A>(y[c]);
 }
 
 template <class T, class U>
@@ -69,26 +75,32 @@ void combine_token(const CombineRows& op, std::int64_t t) {
   for (std::int64_t c0 = 0; c0 < width; c0 += kColumns) {
     const std::int64_t n = std::min(kColumns, width - c0);
     A sum[kColumns];
-    for (std::int64_t c = 0; c < n; ++c) sum[c] = op.accumulate ? static_cast<A>(u[c0 + c]) : A(0);
+    for (std::int64_t c = 0; c < n; ++c)
+      sum[c] = op.accumulate ? static_cast<A>(u[c0 + c]) : A(0);
     for (std::int64_t j = 0; j < k; ++j) {
-      if (rows[j] >= 0) add_row(sum, op.y.as<T>() + rows[j] * width + c0, weights == nullptr ? A(1) : weights[j], n);
+      if (rows[j] >= 0)
+        add_row(
+            sum, op.y.as<T>() + rows[j] * width + c0, weights == nullptr ? A(1) : weights[j], n);
     }
 #pragma omp simd
-    for (std::int64_t c = 0; c < n; ++c) u[c0 + c] = U(sum[c]);
+    for (std::int64_t c = 0; c < n; ++c)
+      u[c0 + c] = U(sum[c]);
   }
 }
 
 template <class F>
 void for_each_assignment(const ConstTensorView& map, F&& f) {
   const auto* row = map.as<std::int32_t>();
-  for (std::int64_t a = 0; a < map.numel(); ++a) f(a, row[a]);
+  for (std::int64_t a = 0; a < map.numel(); ++a)
+    f(a, row[a]);
 }
 
 }  // namespace
 
 void launch(CpuContext& context, const DispatchPlan& op) {
   const Arena::Mark mark(context.scratch);
-  const TensorView cursor = context.scratch.take({op.offsets.dim(0) - 1}, DType::i32, "dispatch_plan.cursor");
+  const TensorView cursor =
+      context.scratch.take({op.offsets.dim(0) - 1}, DType::i32, "dispatch_plan.cursor");
   context.stream.enqueue([op, cursor] { make_plan(op, cursor.as<std::int32_t>()); });
 }
 
@@ -101,7 +113,8 @@ void launch(CpuContext& context, const CombineRows& op) {
     dispatch_float(op.y.dtype(), [&]<class T>(TypeTag<T>) {
       dispatch_weight<T>(op.u.dtype(), [&]<class U>(TypeTag<U>) {
         pool.parallel_for(op.u.dim(0), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t t = begin; t < end; ++t) combine_token<T, U>(op, t);
+          for (std::int64_t t = begin; t < end; ++t)
+            combine_token<T, U>(op, t);
         });
       });
     });
@@ -125,7 +138,9 @@ void launch(CpuContext& context, const RowWeightBackward& op) {
     cpu::dispatch_stats(op.dweights.dtype(), [&]<class A>(TypeTag<A>) {
       const A* dr = op.drow_weight.as<A>();
       A* out = op.dweights.as<A>();
-      for_each_assignment(op.row_of_assignment, [&](std::int64_t a, std::int32_t row) { out[a] = row >= 0 ? dr[row] : A(0); });
+      for_each_assignment(op.row_of_assignment, [&](std::int64_t a, std::int32_t row) {
+        out[a] = row >= 0 ? dr[row] : A(0);
+      });
     });
   });
 }

@@ -17,7 +17,8 @@ constexpr std::int64_t kExpertBlock = 32;  // experts looked at together by the 
 template <class A>
 constexpr A kLowest = -std::numeric_limits<A>::infinity();
 
-/// The k best of a stream of (index, value) offered by ascending index: best first, equal values by the lower index.
+/// The k best of a stream of (index, value) offered by ascending index: best first, equal values by
+/// the lower index.
 template <class A>
 struct Best {
   std::int32_t* index;
@@ -58,7 +59,8 @@ A biased_block(A* out, const A* s, const A* bias, std::int64_t n) {
   return largest;
 }
 
-/// Offers the experts [begin, end) in blocks; a block in which nobody beats the worst of the best is passed over.
+/// Offers the experts [begin, end) in blocks; a block in which nobody beats the worst of the best
+/// is passed over.
 template <class A>
 void offer_range(Best<A>& best, const A* s, const A* bias, std::int64_t begin, std::int64_t end) {
   A v[kExpertBlock];
@@ -69,13 +71,15 @@ void offer_range(Best<A>& best, const A* s, const A* bias, std::int64_t begin, s
       best.reject(largest);
       continue;
     }
-    for (std::int64_t i = 0; i < n; ++i) best.offer(static_cast<std::int32_t>(e0 + i), v[i]);
+    for (std::int64_t i = 0; i < n; ++i)
+      best.offer(static_cast<std::int32_t>(e0 + i), v[i]);
   }
 }
 
 /// Bit g is set for the groups with the largest sum of their two largest s + bias.
 template <class A>
-std::uint64_t kept_groups(const A* s, const A* bias, std::int64_t per_group, int num_groups, int keep) {
+std::uint64_t kept_groups(
+    const A* s, const A* bias, std::int64_t per_group, int num_groups, int keep) {
   std::int32_t index[kMaxGroups];
   A value[kMaxGroups];
   Best<A> groups{index, value, keep};
@@ -88,7 +92,8 @@ std::uint64_t kept_groups(const A* s, const A* bias, std::int64_t per_group, int
     groups.offer(g, sum == sum ? sum : kLowest<A>);
   }
   std::uint64_t mask = 0;
-  for (int i = 0; i < keep; ++i) mask |= std::uint64_t{1} << index[i];
+  for (int i = 0; i < keep; ++i)
+    mask |= std::uint64_t{1} << index[i];
   return mask;
 }
 
@@ -96,12 +101,14 @@ template <class A>
 void score_row(A* s, const A* logit, std::int64_t experts, RouterScore score) {
   if (score == RouterScore::sigmoid) {
 #pragma omp simd
-    for (std::int64_t e = 0; e < experts; ++e) s[e] = cpu::sigmoid(logit[e]);
+    for (std::int64_t e = 0; e < experts; ++e)
+      s[e] = cpu::sigmoid(logit[e]);
     return;
   }
   A largest = kLowest<A>;
 #pragma omp simd reduction(max : largest)
-  for (std::int64_t e = 0; e < experts; ++e) largest = logit[e] > largest ? logit[e] : largest;
+  for (std::int64_t e = 0; e < experts; ++e)
+    largest = logit[e] > largest ? logit[e] : largest;
   A sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t e = 0; e < experts; ++e) {
@@ -110,16 +117,19 @@ void score_row(A* s, const A* logit, std::int64_t experts, RouterScore score) {
   }
   const A scale = A(1) / sum;
 #pragma omp simd
-  for (std::int64_t e = 0; e < experts; ++e) s[e] *= scale;
+  for (std::int64_t e = 0; e < experts; ++e)
+    s[e] *= scale;
 }
 
 /// The largest s + bias outside a given choice.
 template <class A>
-A cutoff_of_given(const A* s, const A* bias, std::int64_t experts, const std::int32_t* choice, std::int64_t k) {
+A cutoff_of_given(
+    const A* s, const A* bias, std::int64_t experts, const std::int32_t* choice, std::int64_t k) {
   A largest = kLowest<A>;
   for (std::int64_t e = 0; e < experts; ++e) {
     const A v = bias == nullptr ? s[e] : s[e] + bias[e];
-    if (v > largest && std::find(choice, choice + k, static_cast<std::int32_t>(e)) == choice + k) largest = v;
+    if (v > largest && std::find(choice, choice + k, static_cast<std::int32_t>(e)) == choice + k)
+      largest = v;
   }
   return largest;
 }
@@ -156,11 +166,13 @@ struct Forward {
 
   void weigh(const A* s, const std::int32_t* topk, A* w) const {
     A sum = 0;
-    for (std::int64_t j = 0; j < k; ++j) sum += s[topk[j]];
+    for (std::int64_t j = 0; j < k; ++j)
+      sum += s[topk[j]];
     // 1e-20 is in the released code; it is a normal float.
     const bool renormalise = op.renormalize && k > 1;
     const A den = renormalise ? sum + A(1e-20) : A(1);
-    for (std::int64_t j = 0; j < k; ++j) w[j] = s[topk[j]] / den * static_cast<A>(op.route_scale);
+    for (std::int64_t j = 0; j < k; ++j)
+      w[j] = s[topk[j]] / den * static_cast<A>(op.route_scale);
   }
 
   void row(std::int64_t t) const {
@@ -168,7 +180,8 @@ struct Forward {
     auto* topk = op.topk.as<std::int32_t>() + t * k;
     A* w = op.weights.as<A>() + t * k;
     score_row(s, op.logits.as<A>() + t * experts, experts, op.score);
-    const A cut = op.given.empty() ? choose(s, topk, w) : replay(s, topk, op.given.as<std::int32_t>() + t * k);
+    const A cut = op.given.empty() ? choose(s, topk, w)
+                                   : replay(s, topk, op.given.as<std::int32_t>() + t * k);
     if (!op.cutoff.empty()) op.cutoff.as<A>()[t] = cut;
     weigh(s, topk, w);
   }
@@ -178,14 +191,16 @@ void count_choices(const RouterForward& op) {
   auto* counts = op.counts.as<std::int32_t>();
   const auto* topk = op.topk.as<std::int32_t>();
   std::fill_n(counts, op.counts.numel(), 0);
-  for (std::int64_t a = 0; a < op.topk.numel(); ++a) ++counts[topk[a]];
+  for (std::int64_t a = 0; a < op.topk.numel(); ++a)
+    ++counts[topk[a]];
 }
 
 void keep_first(const ExpertCapacity& op, std::int32_t* used) {
   const auto* topk = op.topk.as<std::int32_t>();
   auto* kept = op.kept.as<std::uint8_t>();
   std::fill_n(used, op.num_experts, 0);
-  for (std::int64_t a = 0; a < op.topk.numel(); ++a) kept[a] = used[topk[a]]++ < op.capacity ? 1 : 0;
+  for (std::int64_t a = 0; a < op.topk.numel(); ++a)
+    kept[a] = used[topk[a]]++ < op.capacity ? 1 : 0;
 }
 
 /// Lists the assignments by expert (offsets [experts + 1], list [assignments]), in order.
@@ -193,16 +208,23 @@ void list_by_expert(const ExpertCapacity& op, std::int32_t* offsets, std::int32_
   const auto* topk = op.topk.as<std::int32_t>();
   const std::int64_t n = op.topk.numel();
   std::fill_n(offsets, op.num_experts + 1, 0);
-  for (std::int64_t a = 0; a < n; ++a) ++offsets[topk[a] + 1];
-  for (std::int64_t e = 0; e < op.num_experts; ++e) offsets[e + 1] += offsets[e];
-  for (std::int64_t a = 0; a < n; ++a) list[offsets[topk[a]]++] = static_cast<std::int32_t>(a);
+  for (std::int64_t a = 0; a < n; ++a)
+    ++offsets[topk[a] + 1];
+  for (std::int64_t e = 0; e < op.num_experts; ++e)
+    offsets[e + 1] += offsets[e];
+  for (std::int64_t a = 0; a < n; ++a)
+    list[offsets[topk[a]]++] = static_cast<std::int32_t>(a);
   // Each offset has moved to the end of its expert, which is where the next one starts.
-  for (std::int64_t e = op.num_experts; e > 0; --e) offsets[e] = offsets[e - 1];
+  for (std::int64_t e = op.num_experts; e > 0; --e)
+    offsets[e] = offsets[e - 1];
   offsets[0] = 0;
 }
 
 template <class A>
-void keep_largest(ThreadPool& pool, const ExpertCapacity& op, std::int32_t* offsets, std::int32_t* list) {
+void keep_largest(ThreadPool& pool,
+                  const ExpertCapacity& op,
+                  std::int32_t* offsets,
+                  std::int32_t* list) {
   list_by_expert(op, offsets, list);
   const A* w = op.weights.as<A>();
   auto* kept = op.kept.as<std::uint8_t>();
@@ -228,7 +250,8 @@ void launch(CpuContext& context, const RouterForward& op) {
     cpu::dispatch_stats(op.logits.dtype(), [&]<class A>(TypeTag<A>) {
       const Forward<A> forward{op};
       pool.parallel_for(op.logits.dim(0), kTokenGrain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) forward.row(t);
+        for (std::int64_t t = begin; t < end; ++t)
+          forward.row(t);
       });
     });
     count_choices(op);
@@ -237,16 +260,21 @@ void launch(CpuContext& context, const RouterForward& op) {
 
 void launch(CpuContext& context, const ExpertCapacity& op) {
   const Arena::Mark mark(context.scratch);
-  const TensorView offsets = context.scratch.take({op.num_experts + 1}, DType::i32, "expert_capacity.offsets");
-  const TensorView list = context.scratch.take({op.topk.numel()}, DType::i32, "expert_capacity.list");
+  const TensorView offsets =
+      context.scratch.take({op.num_experts + 1}, DType::i32, "expert_capacity.offsets");
+  const TensorView list =
+      context.scratch.take({op.topk.numel()}, DType::i32, "expert_capacity.list");
   context.stream.enqueue([op, offsets, list, &pool = context.pool] {
     const auto* topk = op.topk.as<std::int32_t>();
     for (std::int64_t a = 0; a < op.topk.numel(); ++a) {
-      MOESAIC_CHECK(0 <= topk[a] && topk[a] < op.num_experts, "topk holds a number that is no expert");
+      MOESAIC_CHECK(0 <= topk[a] && topk[a] < op.num_experts,
+                    "topk holds a number that is no expert");
     }
     auto* o = offsets.as<std::int32_t>();
     if (op.policy == DropPolicy::position) return keep_first(op, o);
-    cpu::dispatch_stats(op.weights.dtype(), [&]<class A>(TypeTag<A>) { keep_largest<A>(pool, op, o, list.as<std::int32_t>()); });
+    cpu::dispatch_stats(op.weights.dtype(), [&]<class A>(TypeTag<A>) {
+      keep_largest<A>(pool, op, o, list.as<std::int32_t>());
+    });
   });
 }
 

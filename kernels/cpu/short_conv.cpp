@@ -13,7 +13,8 @@ constexpr std::int64_t kChannels = 64;  // channels of one block
 constexpr std::int64_t kTokens = 64;    // tokens of one block; part of the bits of dw
 constexpr std::int64_t kMaxTaps = 32;
 
-/// What the convolution reads: rows of the document, before them rows of its history, before those (or without one) none.
+/// What the convolution reads: rows of the document, before them rows of its history, before those
+/// (or without one) none.
 template <class T>
 struct Rows {
   const T* x;
@@ -36,21 +37,29 @@ struct Taps {
   template <class W>
   Taps(const W* weight, std::int64_t taps, std::int64_t c0, std::int64_t count) {
     for (std::int64_t c = 0; c < count; ++c) {
-      for (std::int64_t j = 0; j < taps; ++j) w[j][c] = static_cast<A>(weight[(c0 + c) * taps + j]);
+      for (std::int64_t j = 0; j < taps; ++j)
+        w[j][c] = static_cast<A>(weight[(c0 + c) * taps + j]);
     }
   }
 };
 
 template <class T, class A>
-void pre_activation(A* pre, const Rows<T>& rows, const Taps<A>& taps, std::int64_t n, std::int64_t begin, std::int64_t t,
-                    std::int64_t c0, std::int64_t count) {
+void pre_activation(A* pre,
+                    const Rows<T>& rows,
+                    const Taps<A>& taps,
+                    std::int64_t n,
+                    std::int64_t begin,
+                    std::int64_t t,
+                    std::int64_t c0,
+                    std::int64_t count) {
   std::fill_n(pre, count, A(0));
   for (std::int64_t j = 0; j < rows.taps; ++j) {
     const T* row = rows.under_tap(n, begin, t, j);
     if (row == nullptr) continue;
     const A* w = taps.w[j];
 #pragma omp simd
-    for (std::int64_t c = 0; c < count; ++c) pre[c] += w[c] * static_cast<A>(row[c0 + c]);
+    for (std::int64_t c = 0; c < count; ++c)
+      pre[c] += w[c] * static_cast<A>(row[c0 + c]);
   }
 }
 
@@ -67,48 +76,62 @@ void forward(ThreadPool& pool, const ShortConvForward& op) {
       const Taps<A> taps(op.w.as<W>(), num_taps, c0, count);
       std::int64_t n = documents.of_token(first);
       for (std::int64_t t = first; t < last; ++t) {
-        while (t >= documents.end(n)) ++n;
+        while (t >= documents.end(n))
+          ++n;
         A pre[kChannels];
         pre_activation(pre, rows, taps, n, documents.begin(n), t, c0, count);
         T* out = y + t * channels + c0;
         if (op.silu) {
 #pragma omp simd
-          for (std::int64_t c = 0; c < count; ++c) out[c] = T(cpu::silu(pre[c]));
+          for (std::int64_t c = 0; c < count; ++c)
+            out[c] = T(cpu::silu(pre[c]));
         } else {
-          for (std::int64_t c = 0; c < count; ++c) out[c] = T(pre[c]);
+          for (std::int64_t c = 0; c < count; ++c)
+            out[c] = T(pre[c]);
         }
       }
     }
   });
 }
 
-/// Backward of one block of channels over all documents; it owns these channels of dx, dw and dhistory.
+/// Backward of one block of channels over all documents; it owns these channels of dx, dw and
+/// dhistory.
 template <class T, class W>
 class ChannelBlock {
   using A = acc_t<T>;
 
  public:
-  ChannelBlock(const ShortConvBackward& op, const cpu::Documents& documents, std::int64_t c0, std::int64_t count)
-      : op_(op), documents_(documents), rows_{op.x.as<T>(), op.history.as<T>(), op.x.dim(1), op.w.dim(1)},
-        taps_(op.w.as<W>(), op.w.dim(1), c0, count), c0_(c0), count_(count) {}
+  ChannelBlock(const ShortConvBackward& op,
+               const cpu::Documents& documents,
+               std::int64_t c0,
+               std::int64_t count)
+      : op_(op),
+        documents_(documents),
+        rows_{op.x.as<T>(), op.history.as<T>(), op.x.dim(1), op.w.dim(1)},
+        taps_(op.w.as<W>(), op.w.dim(1), c0, count),
+        c0_(c0),
+        count_(count) {}
 
   void run() {
     for (std::int64_t n = 0; n < documents_.count; ++n) {
       const std::int64_t begin = documents_.begin(n), end = documents_.end(n);
       if (!op_.dhistory.empty() && begin == end) history_gradient(n, 0);
-      for (std::int64_t t0 = begin; t0 < end; t0 += kTokens) block(n, begin, end, t0);
+      for (std::int64_t t0 = begin; t0 < end; t0 += kTokens)
+        block(n, begin, end, t0);
     }
     if (op_.dw.empty()) return;
     A* dw = op_.dw.as<A>();
     for (std::int64_t c = 0; c < count_; ++c) {
-      for (std::int64_t j = 0; j < rows_.taps; ++j) dw[(c0_ + c) * rows_.taps + j] += dw_[j][c];
+      for (std::int64_t j = 0; j < rows_.taps; ++j)
+        dw[(c0_ + c) * rows_.taps + j] += dw_[j][c];
     }
   }
 
  private:
   void block(std::int64_t n, std::int64_t begin, std::int64_t end, std::int64_t t0) {
     const std::int64_t t1 = std::min(end, t0 + kTokens), reach = std::min(end, t1 + rows_.taps - 1);
-    for (std::int64_t t = t0; t < reach; ++t) pre_gradient(n, begin, t, dpre_[t - t0]);
+    for (std::int64_t t = t0; t < reach; ++t)
+      pre_gradient(n, begin, t, dpre_[t - t0]);
     T* dx = op_.dx.template as<T>();
     for (std::int64_t s = t0; s < t1; ++s) {
       A sum[kChannels] = {};
@@ -116,7 +139,8 @@ class ChannelBlock {
         const std::int64_t t = s + rows_.taps - 1 - j;
         if (t < reach) add_product(sum, taps_.w[j], dpre_[t - t0]);
       }
-      for (std::int64_t c = 0; c < count_; ++c) dx[s * rows_.channels + c0_ + c] = T(sum[c]);
+      for (std::int64_t c = 0; c < count_; ++c)
+        dx[s * rows_.channels + c0_ + c] = T(sum[c]);
     }
     if (t0 == begin && !op_.dhistory.empty()) history_gradient(n, reach - begin);
     if (!op_.dw.empty()) weight_gradient(n, begin, t0, t1);
@@ -125,7 +149,8 @@ class ChannelBlock {
   void pre_gradient(std::int64_t n, std::int64_t begin, std::int64_t t, A* dpre) const {
     const T* dy = op_.dy.template as<T>() + t * rows_.channels + c0_;
     if (!op_.silu) {
-      for (std::int64_t c = 0; c < count_; ++c) dpre[c] = static_cast<A>(dy[c]);
+      for (std::int64_t c = 0; c < count_; ++c)
+        dpre[c] = static_cast<A>(dy[c]);
       return;
     }
     A pre[kChannels];
@@ -139,10 +164,12 @@ class ChannelBlock {
 
   void add_product(A* sum, const A* a, const A* b) const {
 #pragma omp simd
-    for (std::int64_t c = 0; c < count_; ++c) sum[c] += a[c] * b[c];
+    for (std::int64_t c = 0; c < count_; ++c)
+      sum[c] += a[c] * b[c];
   }
 
-  // dpre_ holds the document's first `ready` rows (at least as many as the history reaches, if the document has them).
+  // dpre_ holds the document's first `ready` rows (at least as many as the history reaches, if the
+  // document has them).
   void history_gradient(std::int64_t n, std::int64_t ready) {
     T* dh = op_.dhistory.template as<T>();
     for (std::int64_t i = 0; i < rows_.taps - 1; ++i) {
@@ -150,7 +177,8 @@ class ChannelBlock {
       for (std::int64_t j = 0; j <= i; ++j) {
         if (i - j < ready) add_product(sum, taps_.w[j], dpre_[i - j]);
       }
-      for (std::int64_t c = 0; c < count_; ++c) dh[(n * (rows_.taps - 1) + i) * rows_.channels + c0_ + c] = T(sum[c]);
+      for (std::int64_t c = 0; c < count_; ++c)
+        dh[(n * (rows_.taps - 1) + i) * rows_.channels + c0_ + c] = T(sum[c]);
     }
   }
 
@@ -162,9 +190,11 @@ class ChannelBlock {
         if (row == nullptr) continue;
         const A* dpre = dpre_[t - t0];
 #pragma omp simd
-        for (std::int64_t c = 0; c < count_; ++c) sum[c] += dpre[c] * static_cast<A>(row[c0_ + c]);
+        for (std::int64_t c = 0; c < count_; ++c)
+          sum[c] += dpre[c] * static_cast<A>(row[c0_ + c]);
       }
-      for (std::int64_t c = 0; c < count_; ++c) dw_[j][c] += sum[c];
+      for (std::int64_t c = 0; c < count_; ++c)
+        dw_[j][c] += sum[c];
     }
   }
 
@@ -185,7 +215,8 @@ void tail(const ShortConvTail& op) {
   const T* history = op.history.as<T>();
   for (std::int64_t n = 0; n < documents.count; ++n) {
     const std::int64_t begin = documents.begin(n), end = documents.end(n), length = end - begin;
-    // Oldest first: a row moves from a later place to an earlier one, so `next` may be the history itself.
+    // Oldest first: a row moves from a later place to an earlier one, so `next` may be the history
+    // itself.
     for (std::int64_t i = 0; i < rows; ++i) {
       T* out = next + (n * rows + i) * channels;
       const std::int64_t from = length + i;  // counted from the oldest row of the history
@@ -224,7 +255,8 @@ void launch(CpuContext& context, const ShortConvBackward& op) {
 }
 
 void launch(CpuContext& context, const ShortConvTail& op) {
-  context.stream.enqueue([op] { dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) { tail<T>(op); }); });
+  context.stream.enqueue(
+      [op] { dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) { tail<T>(op); }); });
 }
 
 }  // namespace moesaic

@@ -24,14 +24,20 @@ decltype(auto) dispatch_int(DType dtype, F&& f) {
 /// The value of a one-element tensor: f64, f32, i64 or i32.
 inline double read_scalar(const ConstTensorView& v) {
   switch (v.dtype()) {
-    case DType::f64: return *v.as<double>();
-    case DType::f32: return static_cast<double>(*v.as<float>());
-    case DType::i64: return static_cast<double>(*v.as<std::int64_t>());
-    default: return static_cast<double>(*v.as<std::int32_t>());
+    case DType::f64:
+      return *v.as<double>();
+    case DType::f32:
+      return static_cast<double>(*v.as<float>());
+    case DType::i64:
+      return static_cast<double>(*v.as<std::int64_t>());
+    default:
+      return static_cast<double>(*v.as<std::int32_t>());
   }
 }
 
 /// True when a flag was given and is not zero.
-inline bool is_set(const ConstTensorView& flag) { return !flag.empty() && read_scalar(flag) != 0; }
+inline bool is_set(const ConstTensorView& flag) {
+  return !flag.empty() && read_scalar(flag) != 0;
+}
 
 }  // namespace moesaic::cpu

@@ -1,7 +1,8 @@
 #pragma once
-// Small dense products of matrices that lie in the cache, for kernels that work on tiles. Rows of the result are a multiple
-// of 4, columns a multiple of 8; the caller pads with zeros. Every element is one sum over k in ascending order, so its bits
-// depend on nothing but its own row and column.
+// Small dense products of matrices that lie in the cache, for kernels that work on tiles. Rows of
+// the result are a multiple of 4, columns a multiple of 8; the caller pads with zeros. Every
+// element is one sum over k in ascending order, so its bits depend on nothing but its own row and
+// column.
 #include <cstdint>
 #include <cstring>
 
@@ -26,7 +27,8 @@ inline void store_vector(A* p, typename VectorOf<A>::type v) noexcept {
 
 enum class Update { set, set_negative, add, subtract };
 
-/// A matrix operand: element (i, k) at data[i * row + k * column]; a transposed operand swaps the strides.
+/// A matrix operand: element (i, k) at data[i * row + k * column]; a transposed operand swaps the
+/// strides.
 template <class A>
 struct Operand {
   const A* data;
@@ -35,16 +37,23 @@ struct Operand {
 };
 
 template <class A, int Rows, int Vectors, Update kUpdate>
-inline void tile_kernel(std::int64_t depth, Operand<A> a, const A* b, std::int64_t ldb, A* c, std::int64_t ldc) noexcept {
+inline void tile_kernel(std::int64_t depth,
+                        Operand<A> a,
+                        const A* b,
+                        std::int64_t ldb,
+                        A* c,
+                        std::int64_t ldc) noexcept {
   using V = typename VectorOf<A>::type;
   constexpr std::int64_t kLanes = VectorOf<A>::kLanes;
   V sum[Rows][Vectors] = {};
   for (std::int64_t k = 0; k < depth; ++k) {
     V right[Vectors];
-    for (int j = 0; j < Vectors; ++j) right[j] = load_vector(b + k * ldb + j * kLanes);
+    for (int j = 0; j < Vectors; ++j)
+      right[j] = load_vector(b + k * ldb + j * kLanes);
     for (int i = 0; i < Rows; ++i) {
       const A left = a.data[i * a.row + k * a.column];
-      for (int j = 0; j < Vectors; ++j) sum[i][j] += left * right[j];
+      for (int j = 0; j < Vectors; ++j)
+        sum[i][j] += left * right[j];
     }
   }
   for (int i = 0; i < Rows; ++i) {
@@ -60,7 +69,13 @@ inline void tile_kernel(std::int64_t depth, Operand<A> a, const A* b, std::int64
 
 /// c [rows, columns] (=, = -, +=, -=) a [rows, depth] b [depth, columns].
 template <Update kUpdate, class A>
-void tile_gemm(std::int64_t rows, std::int64_t columns, std::int64_t depth, Operand<A> a, const A* b, std::int64_t ldb, A* c,
+void tile_gemm(std::int64_t rows,
+               std::int64_t columns,
+               std::int64_t depth,
+               Operand<A> a,
+               const A* b,
+               std::int64_t ldb,
+               A* c,
                std::int64_t ldc) noexcept {
   constexpr std::int64_t kWide = 2 * VectorOf<A>::kLanes;
   for (std::int64_t j = 0; j < columns; j += kWide) {
@@ -78,11 +93,17 @@ void tile_gemm(std::int64_t rows, std::int64_t columns, std::int64_t depth, Oper
 
 /// out [columns, rows] = in [rows, columns]^T.
 template <class A>
-void transpose(std::int64_t rows, std::int64_t columns, const A* in, std::int64_t ld_in, A* out, std::int64_t ld_out) noexcept {
+void transpose(std::int64_t rows,
+               std::int64_t columns,
+               const A* in,
+               std::int64_t ld_in,
+               A* out,
+               std::int64_t ld_out) noexcept {
   constexpr std::int64_t kBlock = 8;
   for (std::int64_t i0 = 0; i0 < rows; i0 += kBlock) {
     for (std::int64_t j = 0; j < columns; ++j) {
-      for (std::int64_t i = i0; i < i0 + kBlock && i < rows; ++i) out[j * ld_out + i] = in[i * ld_in + j];
+      for (std::int64_t i = i0; i < i0 + kBlock && i < rows; ++i)
+        out[j * ld_out + i] = in[i * ld_in + j];
     }
   }
 }

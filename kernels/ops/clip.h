@@ -7,10 +7,11 @@ namespace moesaic {
 /// partials[i] = sum of x[i]^2, in f64.
 ///
 ///   partials  [n] f64, overwritten: one per parameter, or one per member of a family of experts
-///   x         n times the same number of elements, any shape (a whole tensor with n = 1); f64 | f32 | bf16
+///   x         n times the same number of elements, any shape (a whole tensor with n = 1); f64 |
+///   f32 | bf16
 ///
-/// Sums run over fixed blocks of 4096 elements, then over the blocks in order. A partial is not finite exactly when an
-/// element of x[i] is not finite, or when the sum is beyond f64.
+/// Sums run over fixed blocks of 4096 elements, then over the blocks in order. A partial is not
+/// finite exactly when an element of x[i] is not finite, or when the sum is beyond f64.
 struct SumOfSquares {
   static constexpr const char* kName = "sum_of_squares";
   TensorView partials;
@@ -20,8 +21,8 @@ struct SumOfSquares {
   OpCost cost() const;
 };
 
-/// norm = sqrt(sum of partials, in order);  clip_factor <- min(1, limit / (norm + 1e-6)), 1 without a limit;
-/// skip <- 1 when norm is not finite (clip_factor is then 0), else skip stays as it is.
+/// norm = sqrt(sum of partials, in order);  clip_factor <- min(1, limit / (norm + 1e-6)), 1 without
+/// a limit; skip <- 1 when norm is not finite (clip_factor is then 0), else skip stays as it is.
 ///
 ///   scalars   [kNumStepScalars], master dtype: slots clip_factor and skip
 ///   norm      one f64 element, overwritten: the norm before clipping
@@ -40,7 +41,8 @@ struct ClipFactor {
 
 /// average <- decay average + (1 - decay) w; with skip != 0 in `scalars` nothing is written.
 ///
-///   average, w  one shape and type, f64 | f32;  scalars [kNumStepScalars], master dtype, empty = never skip
+///   average, w  one shape and type, f64 | f32;  scalars [kNumStepScalars], master dtype, empty =
+///   never skip
 struct MovingAverage {
   static constexpr const char* kName = "moving_average";
   TensorView average;

@@ -22,7 +22,7 @@ struct GluForward {
   TensorView h{};
   ConstTensorView gate_up{};
   ConstTensorView row_count{};
-  GluActivation activation;
+  GluActivation activation{};
 
   void check() const;
   OpCost cost() const;
@@ -45,7 +45,7 @@ struct GluBackward {
   ConstTensorView gate_up{};
   ConstTensorView row_weight{};
   ConstTensorView row_count{};
-  GluActivation activation;
+  GluActivation activation{};
   bool weight_h = false;
 
   void check() const;

@@ -3,9 +3,11 @@
 
 namespace moesaic {
 
-/// The gated delta rule in its chunk-parallel form. Per head and document, with the state S [K, V] (SPEC 1.1, 1.4):
+/// The gated delta rule in its chunk-parallel form. Per head and document, with the state S [K, V]
+/// (SPEC 1.1, 1.4):
 ///
-///   S~ = diag(e^{g_t}) S_{t-1};  u_t = beta_t (v_t - S~^T k_t);  S_t = S~ + k_t u_t^T;  o_t = S_t^T q_t
+///   S~ = diag(e^{g_t}) S_{t-1};  u_t = beta_t (v_t - S~^T k_t);  S_t = S~ + k_t u_t^T;  o_t =
+///   S_t^T q_t
 ///
 ///   q, k        [T, H, K]     f64 | f32 | bf16; normalised, q scaled by K^-1/2
 ///   v, o        [T, H, V]     the same type
@@ -13,13 +15,14 @@ namespace moesaic {
 ///   beta        [T, H]        acc_t
 ///   s0          [N, H, K, V]  acc_t; initial states; empty = zeros
 ///   s_final     [N, H, K, V]  acc_t; empty = not wanted; may alias s0
-///   cu_seqlens  [N+1] i32     document boundaries; a document without tokens passes its state through
-///   saved       [kda_saved_numel(...)] acc_t; empty = backward recomputes it (about one more forward)
+///   cu_seqlens  [N+1] i32     document boundaries; a document without tokens passes its state
+///   through saved       [kda_saved_numel(...)] acc_t; empty = backward recomputes it (about one
+///   more forward)
 ///
-/// All products of decays are products of numbers <= 1 (no exponential of a positive number, no difference of cumulative
-/// sums), so any gate is safe. g below -87 (f32; f64: -708), where e^g is no normal number,
-/// counts as minus infinity: the state is forgotten.
-/// Contract: a document's bits depend on its own tokens only, an output's bits on no later token, and on no thread count.
+/// All products of decays are products of numbers <= 1 (no exponential of a positive number, no
+/// difference of cumulative sums), so any gate is safe. g below -87 (f32; f64: -708), where e^g is
+/// no normal number, counts as minus infinity: the state is forgotten. Contract: a document's bits
+/// depend on its own tokens only, an output's bits on no later token, and on no thread count.
 /// Temporaries in acc_t, one set per thread. Source: SPEC 1.4 - 1.6.
 struct KdaChunkForward {
   static constexpr const char* kName = "kda_chunk_forward";
@@ -44,12 +47,14 @@ struct KdaChunkForward {
 ///   d_o         [T, H, V]     type of q
 ///   ds_final    [N, H, K, V]  acc_t; empty = zeros
 ///   saved       what forward wrote with the same chunk_size, or empty
-///   dq, dk, dv  types and shapes of q, k, v; dg, dbeta, ds0 acc_t; all overwritten; ds0 empty = not wanted
-///   dv may alias d_o; no other aliasing. ds0 may alias ds_final.
+///   dq, dk, dv  types and shapes of q, k, v; dg, dbeta, ds0 acc_t; all overwritten; ds0 empty =
+///   not wanted dv may alias d_o; no other aliasing. ds0 may alias ds_final.
 ///
-/// dg is 0 where g < -20 (f32; f64: -45): it is at most e^g times the terms of its sum, less than their rounding errors.
+/// dg is 0 where g < -20 (f32; f64: -45): it is at most e^g times the terms of its sum, less than
+/// their rounding errors.
 ///
-/// Temporaries: without `saved`, the chunk-entry states and triangular matrices of one document per thread.
+/// Temporaries: without `saved`, the chunk-entry states and triangular matrices of one document per
+/// thread.
 struct KdaChunkBackward {
   static constexpr const char* kName = "kda_chunk_backward";
   TensorView dq;
@@ -93,10 +98,15 @@ struct KdaStep {
   OpCost cost() const;
 };
 
-/// Elements of `saved`: per chunk and head the entry state, the corrections and the triangular matrices. K and V are
-/// rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1152 bytes per token and head; K = V = 128: 2208.
-std::int64_t kda_saved_numel(std::int64_t tokens, std::int64_t documents, std::int64_t heads, std::int64_t key_dim,
-                             std::int64_t value_dim, int chunk_size);
+/// Elements of `saved`: per chunk and head the entry state, the corrections and the triangular
+/// matrices. K and V are rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1152 bytes per
+/// token and head; K = V = 128: 2208.
+std::int64_t kda_saved_numel(std::int64_t tokens,
+                             std::int64_t documents,
+                             std::int64_t heads,
+                             std::int64_t key_dim,
+                             std::int64_t value_dim,
+                             int chunk_size);
 
 void launch(CpuContext& context, const KdaChunkForward& op);
 void launch(CpuContext& context, const KdaChunkBackward& op);

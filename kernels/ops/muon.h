@@ -14,29 +14,34 @@ struct RowBlock {
   bool operator==(const RowBlock&) const = default;
 };
 
-/// The row blocks of a projection of `num_heads` heads, one after the other, each head cut into parts of these heights:
-/// {128} for query, key and value, {128, 128} for key and value parts of kv_b_proj.
-std::vector<RowBlock> head_row_blocks(std::int64_t num_heads, const std::vector<std::int64_t>& heights);
+/// The row blocks of a projection of `num_heads` heads, one after the other, each head cut into
+/// parts of these heights: {128} for query, key and value, {128, 128} for key and value parts of
+/// kv_b_proj.
+std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
+                                      const std::vector<std::int64_t>& heights);
 
 /// One Muon update of `batch` matrices of one shape:
 ///   g = clip_factor dw;   M <- mu M + g;   u = g + mu M (nesterov) or M
 ///   per row block of u:  X = u / (|u|_F + 1e-7), in the orientation with rows <= columns
 ///       num_iterations times:  Y = X X^T;  X <- 3.4445 X + (-4.7750 Y + 2.0315 Y^2) X
-///   w <- (1 - lr weight_decay weight_decay_scale) w - lr 0.2 sqrt(max(block rows, cols)) X,   lr = learning_rate lr_scale
-///   w_compute <- w, rounded
+///   w <- (1 - lr weight_decay weight_decay_scale) w - lr 0.2 sqrt(max(block rows, cols)) X,   lr =
+///   learning_rate lr_scale w_compute <- w, rounded
 /// with clip_factor, learning_rate, weight_decay_scale and skip from `scalars`.
 ///
-///   w, momentum  [batch, rows, cols] or [rows, cols], f64 | f32 (the master dtype, also the type of the arithmetic);
+///   w, momentum  [batch, rows, cols] or [rows, cols], f64 | f32 (the master dtype, also the type
+///   of the arithmetic);
 ///                updated in place
 ///   dw           the same shape; master dtype, or bf16 next to f32; read only
 ///   w_compute    the same shape; master dtype, or bf16 next to f32; empty = none wanted
 ///   scalars      [kNumStepScalars], master dtype
-///   blocks       row ranges that follow each other and cover all rows, each orthogonalised on its own (per head);
+///   blocks       row ranges that follow each other and cover all rows, each orthogonalised on its
+///   own (per head);
 ///                empty = one block
 ///
-/// With skip != 0 nothing is written. No two tensors overlap. Matrices go through in groups of fixed size, products in
-/// fixed row tiles: the bits of a matrix depend neither on the batch nor on threads.
-/// Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2 and 7.3.
+/// With skip != 0 nothing is written. No two tensors overlap. Matrices go through in groups of
+/// fixed size, products in fixed row tiles: the bits of a matrix depend neither on the batch nor on
+/// threads. Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2
+/// and 7.3.
 struct MuonUpdate {
   static constexpr const char* kName = "muon_update";
   TensorView w;

@@ -3,14 +3,17 @@
 
 namespace moesaic {
 
-/// Sorts the assignments of the tokens by expert: the plan by which rows move to their experts and back.
+/// Sorts the assignments of the tokens by expert: the plan by which rows move to their experts and
+/// back.
 ///
 ///   topk               [tokens, k] i32
 ///   kept               [tokens, k] u8   0 = dropped (ExpertCapacity); empty = all kept
-///   offsets            [experts + 1] i32  rows of expert e are [offsets[e], offsets[e + 1]); offsets[experts] is the
+///   offsets            [experts + 1] i32  rows of expert e are [offsets[e], offsets[e + 1]);
+///   offsets[experts] is the
 ///                                         number of rows in use
 ///   row_of_assignment  [tokens, k] i32  the row of the assignment, -1 when it was dropped
-///   token_of_row       [rows] i32       rows >= tokens * k, an upper bound; -1 beyond the rows in use
+///   token_of_row       [rows] i32       rows >= tokens * k, an upper bound; -1 beyond the rows in
+///   use
 ///
 /// Rows of one expert are in token order (then in order of choice).
 struct DispatchPlan {
@@ -26,12 +29,15 @@ struct DispatchPlan {
 };
 
 /// The number of rows in use, one i32 element at the end of DispatchPlan's offsets.
-inline ConstTensorView rows_in_use(ConstTensorView offsets) { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
+inline ConstTensorView rows_in_use(ConstTensorView offsets) {
+  return offsets.rows(offsets.dim(0) - 1, offsets.dim(0));
+}
 
 /// y[row] = x[token_of_row[row]]  for row < num_rows.
 ///
 ///   x [tokens, width], y [rows, width]   f64 | f32 | bf16, one type;  y must not alias x
-///   token_of_row [rows] i32;  num_rows one i32 element (rows_in_use). Rows beyond num_rows are left as they are.
+///   token_of_row [rows] i32;  num_rows one i32 element (rows_in_use). Rows beyond num_rows are
+///   left as they are.
 struct GatherRows {
   static constexpr const char* kName = "gather_rows";
   TensorView y;
@@ -46,8 +52,8 @@ struct GatherRows {
 /// u[t] = sum over j = 0 .. k-1, in this order, of weights[t, j] y[row_of_assignment[t, j]].
 ///
 ///   u [tokens, width]   the type of y, or its wider acc_t;  y [rows, width]  f64 | f32 | bf16
-///   weights [tokens, k] acc_t of the type of y; empty = 1.  row_of_assignment [tokens, k] i32; -1 adds nothing
-///   accumulate: u += instead of u =.  Sums in acc_t and rounds once.
+///   weights [tokens, k] acc_t of the type of y; empty = 1.  row_of_assignment [tokens, k] i32; -1
+///   adds nothing accumulate: u += instead of u =.  Sums in acc_t and rounds once.
 struct CombineRows {
   static constexpr const char* kName = "combine_rows";
   TensorView u;
@@ -60,7 +66,8 @@ struct CombineRows {
   OpCost cost() const;
 };
 
-/// row_weight[row_of_assignment[t, j]] = weights[t, j]; rows that are not in use are left as they are.
+/// row_weight[row_of_assignment[t, j]] = weights[t, j]; rows that are not in use are left as they
+/// are.
 ///
 ///   weights [tokens, k], row_weight [rows]  statistics type;  row_of_assignment [tokens, k] i32
 struct RowWeightForward {
@@ -91,21 +98,36 @@ void launch(CpuContext& context, const RowWeightForward& op);
 void launch(CpuContext& context, const RowWeightBackward& op);
 
 /// Tokens to their experts' rows: xs = gather of x.
-inline GatherRows dispatch_rows(TensorView xs, ConstTensorView x, ConstTensorView token_of_row, ConstTensorView offsets) {
+inline GatherRows dispatch_rows(TensorView xs,
+                                ConstTensorView x,
+                                ConstTensorView token_of_row,
+                                ConstTensorView offsets) {
   return {.y = xs, .x = x, .token_of_row = token_of_row, .num_rows = rows_in_use(offsets)};
 }
 /// dx (+)= sum over the token's rows of dxs.
-inline CombineRows dispatch_rows_backward(TensorView dx, ConstTensorView dxs, ConstTensorView row_of_assignment,
+inline CombineRows dispatch_rows_backward(TensorView dx,
+                                          ConstTensorView dxs,
+                                          ConstTensorView row_of_assignment,
                                           bool accumulate = false) {
-  return {.u = dx, .y = dxs, .weights = {}, .row_of_assignment = row_of_assignment, .accumulate = accumulate};
+  return {.u = dx,
+          .y = dxs,
+          .weights = {},
+          .row_of_assignment = row_of_assignment,
+          .accumulate = accumulate};
 }
 /// u = sum over the token's rows of weight times y.
-inline CombineRows combine_rows(TensorView u, ConstTensorView y, ConstTensorView weights, ConstTensorView row_of_assignment) {
+inline CombineRows combine_rows(TensorView u,
+                                ConstTensorView y,
+                                ConstTensorView weights,
+                                ConstTensorView row_of_assignment) {
   return {.u = u, .y = y, .weights = weights, .row_of_assignment = row_of_assignment};
 }
-/// dys = du of the row's token, unweighted: the weight enters behind the expert's down projection, where
-/// r = W2^T du gives dweight = <r, h> and dh = weight r (SPEC 4.4), so the expert's output is not needed.
-inline GatherRows combine_rows_backward(TensorView dys, ConstTensorView du, ConstTensorView token_of_row,
+/// dys = du of the row's token, unweighted: the weight enters behind the expert's down projection,
+/// where r = W2^T du gives dweight = <r, h> and dh = weight r (SPEC 4.4), so the expert's output is
+/// not needed.
+inline GatherRows combine_rows_backward(TensorView dys,
+                                        ConstTensorView du,
+                                        ConstTensorView token_of_row,
                                         ConstTensorView offsets) {
   return {.y = dys, .x = du, .token_of_row = token_of_row, .num_rows = rows_in_use(offsets)};
 }

@@ -13,23 +13,25 @@ constexpr int kMaxGroups = 64;
 enum class RouterScore : std::uint8_t { sigmoid, softmax };
 enum class DropPolicy : std::uint8_t { prob, position };
 
-/// s = sigmoid(logits) or softmax(logits);  topk = the k experts with the largest s + bias, best first, equal values by
-/// the lower index;  weights_j = route_scale s_j / (sum over topk of s + 1e-20), or route_scale s_j when not
-/// renormalised or k = 1.
+/// s = sigmoid(logits) or softmax(logits);  topk = the k experts with the largest s + bias, best
+/// first, equal values by the lower index;  weights_j = route_scale s_j / (sum over topk of s +
+/// 1e-20), or route_scale s_j when not renormalised or k = 1.
 ///
-///   logits, scores  [tokens, experts]  statistics type; scores are saved for backward; scores may alias logits
-///   bias            [experts]          statistics type; acts on the choice only; empty = 0
-///   given           [tokens, k] i32    a choice to replay instead of making one; empty = choose. May alias topk.
-///   topk            [tokens, k] i32
-///   weights         [tokens, k]        statistics type
-///   cutoff          [tokens]           statistics type: the largest s + bias outside topk (the (k+1)-th largest when
-///                                      the op chose). Wants k < experts and no group limit; empty = not wanted
+///   logits, scores  [tokens, experts]  statistics type; scores are saved for backward; scores may
+///   alias logits bias            [experts]          statistics type; acts on the choice only;
+///   empty = 0 given           [tokens, k] i32    a choice to replay instead of making one; empty =
+///   choose. May alias topk. topk            [tokens, k] i32 weights         [tokens, k] statistics
+///   type cutoff          [tokens]           statistics type: the largest s + bias outside topk
+///   (the (k+1)-th largest when
+///                                      the op chose). Wants k < experts and no group limit; empty
+///                                      = not wanted
 ///   counts          [experts] i32      assignments per expert before any capacity limit
 ///
-/// Group limit: the experts form num_groups equal consecutive groups; only experts of the topk_groups groups with the
-/// largest sum of their two largest s + bias may be chosen. A NaN score counts as -infinity in the choice, so that
-/// topk always holds k different experts. Throws (in the stream) when `given` holds no expert number.
-/// Source: SPEC 4.1; Kimi-K3 report eq. 13; DeepSeek-V3 for groups.
+/// Group limit: the experts form num_groups equal consecutive groups; only experts of the
+/// topk_groups groups with the largest sum of their two largest s + bias may be chosen. A NaN score
+/// counts as -infinity in the choice, so that topk always holds k different experts. Throws (in the
+/// stream) when `given` holds no expert number. Source: SPEC 4.1; Kimi-K3 report eq. 13;
+/// DeepSeek-V3 for groups.
 struct RouterForward {
   static constexpr const char* kName = "router_forward";
   TensorView scores;
@@ -55,8 +57,8 @@ struct RouterForward {
 ///
 ///   topk [tokens, k] i32;  weights [tokens, k] statistics type;  kept [tokens, k] u8
 ///
-/// prob: the `capacity` largest weights of each expert survive, equal weights by the earlier token; position: the first
-/// `capacity` tokens. Weights are not renormalised. Source: SPEC 5.4.
+/// prob: the `capacity` largest weights of each expert survive, equal weights by the earlier token;
+/// position: the first `capacity` tokens. Weights are not renormalised. Source: SPEC 5.4.
 struct ExpertCapacity {
   static constexpr const char* kName = "expert_capacity";
   TensorView kept;
@@ -70,19 +72,22 @@ struct ExpertCapacity {
   OpCost cost() const;
 };
 
-/// The auxiliary losses of a router, with p = s / sum of s per token and n = tokens of these logits. A weight of zero
-/// turns a loss off, and its tensors may be empty.
+/// The auxiliary losses of a router, with p = s / sum of s per token and n = tokens of these
+/// logits. A weight of zero turns a loss off, and its tensors may be empty.
 ///
-///   sequence  w E / documents * sum over documents d of sum_j f_dj P_dj;  f_dj = share of the assignments of d that
+///   sequence  w E / documents * sum over documents d of sum_j f_dj P_dj;  f_dj = share of the
+///   assignments of d that
 ///             went to j, P_dj = mean over d of p_j; documents without tokens contribute nothing
-///   switch    w E / tokens * sum_j f_j sum_t q_tj;  q = softmax(logits), f_j = share of j among the first choices
+///   switch    w E / tokens * sum_j f_j sum_t q_tj;  q = softmax(logits), f_j = share of j among
+///   the first choices
 ///             of these n tokens
 ///   global    w E / tokens * sum_j frequency_j sum_t p_tj
 ///   z         w / tokens * sum_t (log sum_j e^logit_tj)^2
 ///
 ///   cu         [documents here + 1] i32  boundaries of the documents (sequence)
 ///   frequency  [experts] statistics type, a constant (global)
-///   tokens, documents  one element each, f64 | f32 | i64 | i32: divisors that hold for the whole step, so that the
+///   tokens, documents  one element each, f64 | f32 | i64 | i32: divisors that hold for the whole
+///   step, so that the
 ///                      parts of a step add up
 ///
 /// Gradients flow through p, q and the logarithm only. Source: SPEC 5.1.
@@ -120,16 +125,19 @@ struct RouterLossForward {
   OpCost cost() const;
 };
 
-/// dlogits = gradient of the weights and of the auxiliary losses with respect to the logits; overwritten.
+/// dlogits = gradient of the weights and of the auxiliary losses with respect to the logits;
+/// overwritten.
 ///
-///   ds_j = (route_scale dw_j - sum_i dw_i w_i) / (sum over topk of s + 1e-20)  for the chosen, 0 elsewhere
+///   ds_j = (route_scale dw_j - sum_i dw_i w_i) / (sum over topk of s + 1e-20)  for the chosen, 0
+///   elsewhere
 ///          (route_scale dw_j when not renormalised or k = 1), plus the losses' dL/ds
-///   dlogits = ds s (1 - s)  for the sigmoid,  s (ds - sum_j ds_j s_j)  for softmax, plus dL/dlogits
+///   dlogits = ds s (1 - s)  for the sigmoid,  s (ds - sum_j ds_j s_j)  for softmax, plus
+///   dL/dlogits
 ///
-///   dlogits, scores [tokens, experts];  dweights, weights [tokens, k]   statistics type;  topk [tokens, k] i32
-///   logits    needed by the switch and z losses only; may be empty otherwise. dlogits may alias scores or logits.
-///   dweights  must be 0 for dropped assignments (RowWeightBackward writes it so)
-///   weights   as RouterForward wrote them
+///   dlogits, scores [tokens, experts];  dweights, weights [tokens, k]   statistics type;  topk
+///   [tokens, k] i32 logits    needed by the switch and z losses only; may be empty otherwise.
+///   dlogits may alias scores or logits. dweights  must be 0 for dropped assignments
+///   (RowWeightBackward writes it so) weights   as RouterForward wrote them
 ///
 /// Source: SPEC 4.4 and 5.1.
 struct RouterBackward {

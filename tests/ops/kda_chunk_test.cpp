@@ -1,6 +1,5 @@
-#include "tests/support/catch.h"
-
 #include "tests/ops/kda_support.h"
+#include "tests/support/catch.h"
 
 using namespace moesaic;
 using namespace moesaic::kda_test;
@@ -14,7 +13,8 @@ double loss(Cpu& cpu, const CoreCase& c, int chunk_size) {
 }
 
 bool same(const CoreResult& a, const CoreResult& b) {
-  return a.o == b.o && a.s_final == b.s_final && a.dq == b.dq && a.dk == b.dk && a.dv == b.dv && a.dg == b.dg && a.dbeta == b.dbeta && a.ds0 == b.ds0;
+  return a.o == b.o && a.s_final == b.s_final && a.dq == b.dq && a.dk == b.dk && a.dv == b.dv &&
+         a.dg == b.dg && a.dbeta == b.dbeta && a.ds0 == b.ds0;
 }
 
 }  // namespace
@@ -26,8 +26,11 @@ TEST_CASE("KdaChunk: equals the recurrence around the borders of tiles and chunk
       const auto c = random_case({0, tokens}, 2, 10, 7, static_cast<unsigned>(tokens));
       const auto expected = recurrence(c);
       INFO("tokens " << tokens << " chunk " << chunk);
-      CHECK(worst_error(run_core(cpu, c, {.chunk_size = chunk, .backward = false}), expected) < 1e-12);
-      CHECK(worst_error(run_core(cpu, c, {.dtype = DType::f32, .chunk_size = chunk, .backward = false}), expected) < 2e-6);
+      CHECK(worst_error(run_core(cpu, c, {.chunk_size = chunk, .backward = false}), expected) <
+            1e-12);
+      CHECK(worst_error(
+                run_core(cpu, c, {.dtype = DType::f32, .chunk_size = chunk, .backward = false}),
+                expected) < 2e-6);
     }
   }
 }
@@ -49,7 +52,7 @@ TEST_CASE("KdaChunk: gradients are those of finite differences") {
   for (const int chunk : {16, 32, 64}) {
     auto c = random_case({0, 5, 5, 42}, 2, 5, 3, 11);
     const auto r = run_core(cpu, c, {.chunk_size = chunk});
-    const auto differs = [&](Values CoreCase::* field, const Values& gradient) {
+    const auto differs = [&](Values CoreCase::*field, const Values& gradient) {
       const auto fd = central_differences(c.*field, 1e-5, [&](const Values& x) {
         CoreCase moved = c;
         moved.*field = x;
@@ -88,7 +91,9 @@ TEST_CASE("KdaChunk: saved tensors and any number of threads give the same bits"
   }
 }
 
-TEST_CASE("KdaChunk: packed documents have the bits of separate runs; an empty one passes its state through") {
+TEST_CASE(
+    "KdaChunk: packed documents have the bits of separate runs; an empty one passes its state "
+    "through") {
   Cpu cpu;
   const std::vector<std::int32_t> cu{0, 70, 70, 71, 135};
   const auto packed = random_case(cu, 2, 8, 8, 19);
@@ -97,9 +102,11 @@ TEST_CASE("KdaChunk: packed documents have the bits of separate runs; an empty o
     return Values(v.begin() + begin * width, v.begin() + end * width);
   };
   for (std::int64_t n = 0; n < 4; ++n) {
-    const std::int64_t b = cu[static_cast<std::size_t>(n)], e = cu[static_cast<std::size_t>(n) + 1], keys = 2 * 8, state = 2 * 8 * 8;
+    const std::int64_t b = cu[static_cast<std::size_t>(n)], e = cu[static_cast<std::size_t>(n) + 1],
+                       keys = 2 * 8, state = 2 * 8 * 8;
     CoreCase c{.H = 2, .K = 8, .V = 8, .cu = {0, static_cast<std::int32_t>(e - b)}};
-    c.q = part(packed.q, b, e, keys), c.k = part(packed.k, b, e, keys), c.v = part(packed.v, b, e, keys), c.g = part(packed.g, b, e, keys);
+    c.q = part(packed.q, b, e, keys), c.k = part(packed.k, b, e, keys),
+    c.v = part(packed.v, b, e, keys), c.g = part(packed.g, b, e, keys);
     c.beta = part(packed.beta, b, e, 2), c.d_o = part(packed.d_o, b, e, keys);
     c.s0 = part(packed.s0, n, n + 1, state), c.ds_final = part(packed.ds_final, n, n + 1, state);
     const auto alone = run_core(cpu, c, {.dtype = DType::f32});
@@ -126,14 +133,18 @@ TEST_CASE("KdaChunk: later tokens never change the bits of earlier outputs") {
     Random random(static_cast<unsigned>(t));
     const auto from = static_cast<std::size_t>(t * 2 * 16);
     const auto fresh = random.normal(static_cast<std::int64_t>(changed.k.size()));
-    for (std::size_t i = from; i < changed.k.size(); ++i) changed.k[i] = fresh[i], changed.v[i] = -fresh[i], changed.q[i] = fresh[i], changed.g[i] = -5.0;
+    for (std::size_t i = from; i < changed.k.size(); ++i)
+      changed.k[i] = fresh[i], changed.v[i] = -fresh[i], changed.q[i] = fresh[i],
+      changed.g[i] = -5.0;
     const auto other = run_core(cpu, changed, {.dtype = DType::f32, .backward = false});
-    CHECK(std::equal(r.o.begin(), r.o.begin() + static_cast<std::ptrdiff_t>(from), other.o.begin()));
+    CHECK(
+        std::equal(r.o.begin(), r.o.begin() + static_cast<std::ptrdiff_t>(from), other.o.begin()));
     CHECK(r.o != other.o);
     // Nor does their absence: a document cut off before t.
     auto cut = c;
     cut.cu = {0, static_cast<std::int32_t>(t)};
-    for (Values* v : {&cut.q, &cut.k, &cut.v, &cut.g, &cut.d_o}) v->resize(from);
+    for (Values* v : {&cut.q, &cut.k, &cut.v, &cut.g, &cut.d_o})
+      v->resize(from);
     cut.beta.resize(static_cast<std::size_t>(t * 2));
     const auto prefix = run_core(cpu, cut, {.dtype = DType::f32, .backward = false});
     CHECK(std::equal(prefix.o.begin(), prefix.o.end(), r.o.begin()));
@@ -158,11 +169,13 @@ TEST_CASE("KdaChunk: extreme gates neither overflow nor lose precision") {
   SECTION("no decay, equal keys, beta near 1") {
     std::fill(c.g.begin(), c.g.end(), -1e-7);
     std::fill(c.beta.begin(), c.beta.end(), 0.99);
-    for (std::size_t i = 0; i < c.k.size(); ++i) c.k[i] = c.k[i % 16];
+    for (std::size_t i = 0; i < c.k.size(); ++i)
+      c.k[i] = c.k[i % 16];
     judge(c, 1e-5, 1e-4);
   }
   SECTION("softplus gates: decays of -1600 next to mild ones") {
-    for (std::size_t i = 0; i < c.g.size(); ++i) c.g[i] = i % 7 == 0 ? -1600.0 : (i % 5 == 0 ? -95.0 : c.g[i]);
+    for (std::size_t i = 0; i < c.g.size(); ++i)
+      c.g[i] = i % 7 == 0 ? -1600.0 : (i % 5 == 0 ? -95.0 : c.g[i]);
     judge(c, 1e-6, 1e-5);
   }
   SECTION("the lower bound swept") {
@@ -181,10 +194,14 @@ TEST_CASE("KdaStep: token by token equals the chunk form, in place") {
   const Tensor state({1, H, K, V}, DType::f64, c.s0);
   Values o;
   for (std::int64_t t = 0; t < T; ++t) {
-    const auto row = [&](const Values& v, std::int64_t width) { return Values(v.begin() + t * H * width, v.begin() + (t + 1) * H * width); };
-    const Tensor q({1, H, K}, DType::f64, row(c.q, K)), k({1, H, K}, DType::f64, row(c.k, K)), v({1, H, V}, DType::f64, row(c.v, V)),
-        g({1, H, K}, DType::f64, row(c.g, K)), beta({1, H}, DType::f64, row(c.beta, 1)), out({1, H, V}, DType::f64);
-    cpu.run(KdaStep{.o = out, .s_out = state, .q = q, .k = k, .v = v, .g = g, .beta = beta, .s_in = state});
+    const auto row = [&](const Values& v, std::int64_t width) {
+      return Values(v.begin() + t * H * width, v.begin() + (t + 1) * H * width);
+    };
+    const Tensor q({1, H, K}, DType::f64, row(c.q, K)), k({1, H, K}, DType::f64, row(c.k, K)),
+        v({1, H, V}, DType::f64, row(c.v, V)), g({1, H, K}, DType::f64, row(c.g, K)),
+        beta({1, H}, DType::f64, row(c.beta, 1)), out({1, H, V}, DType::f64);
+    cpu.run(KdaStep{
+        .o = out, .s_out = state, .q = q, .k = k, .v = v, .g = g, .beta = beta, .s_in = state});
     const auto values = out.values();
     o.insert(o.end(), values.begin(), values.end());
   }
@@ -198,6 +215,14 @@ TEST_CASE("KdaChunk: wrong arguments are refused") {
   CHECK_THROWS_AS(run_core(cpu, c, {.chunk_size = 24}), InternalError);
   auto broken = c;
   broken.cu = {0, 3};  // tensors hold four tokens
-  const Tensor q(c.keys(), DType::f64, c.q), v(c.rows(), DType::f64, c.v), beta(c.heads(), DType::f64, c.beta), o(c.rows(), DType::f64);
-  CHECK_THROWS_AS(cpu.run(KdaChunkForward{.o = o, .q = q, .k = q, .v = v, .g = q, .beta = beta, .cu_seqlens = documents_tensor(broken.cu)}), InternalError);
+  const Tensor q(c.keys(), DType::f64, c.q), v(c.rows(), DType::f64, c.v),
+      beta(c.heads(), DType::f64, c.beta), o(c.rows(), DType::f64);
+  CHECK_THROWS_AS(cpu.run(KdaChunkForward{.o = o,
+                                          .q = q,
+                                          .k = q,
+                                          .v = v,
+                                          .g = q,
+                                          .beta = beta,
+                                          .cu_seqlens = documents_tensor(broken.cu)}),
+                  InternalError);
 }

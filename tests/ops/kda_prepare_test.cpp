@@ -1,7 +1,7 @@
-#include "tests/support/catch.h"
-
 #include "kernels/ops/kda_prepare.h"
+
 #include "tests/ops/kda_support.h"
+#include "tests/support/catch.h"
 
 using namespace moesaic;
 using namespace moesaic::kda_test;
@@ -22,8 +22,18 @@ struct PrepareCase {
 PrepareCase random_prepare(std::int64_t tokens, std::optional<double> g_min, unsigned seed) {
   Random random(seed);
   const std::int64_t n = tokens * kHeads * kSize;
-  PrepareCase c{tokens, random.normal(n), random.normal(n), random.normal(n, 2.0), random.normal(tokens * kHeads), random.normal(kStored, 0.5),
-                random.normal(kHeads * kSize), random.normal(n), random.normal(n), random.normal(n), random.normal(tokens * kHeads), g_min};
+  PrepareCase c{tokens,
+                random.normal(n),
+                random.normal(n),
+                random.normal(n, 2.0),
+                random.normal(tokens * kHeads),
+                random.normal(kStored, 0.5),
+                random.normal(kHeads * kSize),
+                random.normal(n),
+                random.normal(n),
+                random.normal(n),
+                random.normal(tokens * kHeads),
+                g_min};
   return c;
 }
 
@@ -33,19 +43,58 @@ struct PrepareResult {
 
 PrepareResult run_prepare(Cpu& cpu, const PrepareCase& c, DType t) {
   const DType a = wide(t);
-  const Tensor qr(c.keys(), t, c.q), kr(c.keys(), t, c.k), z(c.keys(), t, c.z), logit(c.heads(), t, c.logit), a_log({kStored}, a, c.a_log),
-      bias({kHeads * kSize}, a, c.bias);
-  const Tensor q(c.keys(), t), k(c.keys(), t), g(c.keys(), a), beta(c.heads(), a), q_rstd(c.heads(), a), k_rstd(c.heads(), a);
-  cpu.run(KdaPrepareForward{.q = q, .k = k, .g = g, .beta = beta, .q_rstd = q_rstd, .k_rstd = k_rstd, .q_raw = qr, .k_raw = kr, .z = z,
-                            .beta_logit = logit, .a_log = a_log, .dt_bias = bias, .g_min = c.g_min});
-  const Tensor dq(c.keys(), t, c.dq), dk(c.keys(), t, c.dk), dg(c.keys(), a, c.dg), dbeta(c.heads(), a, c.dbeta);
-  const Tensor dz(c.keys(), t), dlogit(c.heads(), t), da_log({kStored}, a), dbias({kHeads * kSize}, a);
+  const Tensor qr(c.keys(), t, c.q), kr(c.keys(), t, c.k), z(c.keys(), t, c.z),
+      logit(c.heads(), t, c.logit), a_log({kStored}, a, c.a_log), bias({kHeads * kSize}, a, c.bias);
+  const Tensor q(c.keys(), t), k(c.keys(), t), g(c.keys(), a), beta(c.heads(), a),
+      q_rstd(c.heads(), a), k_rstd(c.heads(), a);
+  cpu.run(KdaPrepareForward{.q = q,
+                            .k = k,
+                            .g = g,
+                            .beta = beta,
+                            .q_rstd = q_rstd,
+                            .k_rstd = k_rstd,
+                            .q_raw = qr,
+                            .k_raw = kr,
+                            .z = z,
+                            .beta_logit = logit,
+                            .a_log = a_log,
+                            .dt_bias = bias,
+                            .g_min = c.g_min});
+  const Tensor dq(c.keys(), t, c.dq), dk(c.keys(), t, c.dk), dg(c.keys(), a, c.dg),
+      dbeta(c.heads(), a, c.dbeta);
+  const Tensor dz(c.keys(), t), dlogit(c.heads(), t), da_log({kStored}, a),
+      dbias({kHeads * kSize}, a);
   da_log.zero();
   dbias.zero();
-  cpu.run(KdaPrepareBackward{.dq_raw = dq, .dk_raw = dk, .dz = dz, .dbeta_logit = dlogit, .da_log = da_log, .ddt_bias = dbias, .dq = dq, .dk = dk,
-                             .dg = dg, .dbeta = dbeta, .q = q, .k = k, .q_rstd = q_rstd, .k_rstd = k_rstd, .z = z, .beta_logit = logit, .a_log = a_log,
-                             .dt_bias = bias, .g_min = c.g_min});
-  return {q.values(), k.values(), g.values(), beta.values(), dq.values(), dk.values(), dz.values(), dlogit.values(), da_log.values(), dbias.values()};
+  cpu.run(KdaPrepareBackward{.dq_raw = dq,
+                             .dk_raw = dk,
+                             .dz = dz,
+                             .dbeta_logit = dlogit,
+                             .da_log = da_log,
+                             .ddt_bias = dbias,
+                             .dq = dq,
+                             .dk = dk,
+                             .dg = dg,
+                             .dbeta = dbeta,
+                             .q = q,
+                             .k = k,
+                             .q_rstd = q_rstd,
+                             .k_rstd = k_rstd,
+                             .z = z,
+                             .beta_logit = logit,
+                             .a_log = a_log,
+                             .dt_bias = bias,
+                             .g_min = c.g_min});
+  return {q.values(),
+          k.values(),
+          g.values(),
+          beta.values(),
+          dq.values(),
+          dk.values(),
+          dz.values(),
+          dlogit.values(),
+          da_log.values(),
+          dbias.values()};
 }
 
 double loss(Cpu& cpu, const PrepareCase& c) {
@@ -59,9 +108,10 @@ TEST_CASE("KdaPrepare: gradients are those of finite differences, for both gates
   Cpu cpu;
   for (const std::optional<double> g_min : {std::optional<double>(-5.0), std::optional<double>()}) {
     auto c = random_prepare(3, g_min, 41);
-    for (std::int64_t i = 0; i < kSize; ++i) c.z[static_cast<std::size_t>(i)] = -c.bias[static_cast<std::size_t>(i)];  // z + b = 0 exactly
+    for (std::int64_t i = 0; i < kSize; ++i)
+      c.z[static_cast<std::size_t>(i)] = -c.bias[static_cast<std::size_t>(i)];  // z + b = 0 exactly
     const auto r = run_prepare(cpu, c, DType::f64);
-    const auto differs = [&](Values PrepareCase::* field, const Values& gradient) {
+    const auto differs = [&](Values PrepareCase::*field, const Values& gradient) {
       const auto fd = central_differences(c.*field, 1e-5, [&](const Values& x) {
         auto moved = c;
         moved.*field = x;
@@ -84,9 +134,11 @@ TEST_CASE("KdaPrepare: lower precision, saturated gates, a zero row") {
   for (const std::optional<double> g_min : {std::optional<double>(-5.0), std::optional<double>()}) {
     auto c = random_prepare(150, g_min, 43);
     for (auto* v : {&c.q, &c.k, &c.z, &c.logit, &c.dq, &c.dk}) {
-      for (auto& x : *v) x = static_cast<float>(bf16(x));  // the same inputs in every dtype
+      for (auto& x : *v)
+        x = static_cast<float>(bf16(x));  // the same inputs in every dtype
     }
-    for (std::int64_t i = 0; i < kSize; ++i) c.q[static_cast<std::size_t>(i)] = 0.0;
+    for (std::int64_t i = 0; i < kSize; ++i)
+      c.q[static_cast<std::size_t>(i)] = 0.0;
     const auto exact = run_prepare(cpu, c, DType::f64);
     CHECK(exact.dq_raw[0] == Approx(1000.0 * c.dq[0] / std::sqrt(static_cast<double>(kSize))));
     for (const auto& [dtype, limit] : {std::pair{DType::f32, 2e-6}, std::pair{DType::bf16, 1e-2}}) {
@@ -108,7 +160,8 @@ TEST_CASE("KdaPrepare: lower precision, saturated gates, a zero row") {
   std::fill(c.bias.begin(), c.bias.end(), 0.0);
   std::fill(c.z.begin(), c.z.end(), 30.0);  // 1 - sigma(30) is 9e-14: lost from a rounded sigma
   for (const DType dtype : {DType::f64, DType::f32}) {
-    CHECK(run_prepare(cpu, c, dtype).dz[0] == Approx(-5.0 * std::exp(-30.0) * c.dg[0]).epsilon(1e-5));
+    CHECK(run_prepare(cpu, c, dtype).dz[0] ==
+          Approx(-5.0 * std::exp(-30.0) * c.dg[0]).epsilon(1e-5));
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Host tensors, a CPU backend with poisoned scratch, and the token-by-token recurrence, for the tests of the KDA ops.
+// Host tensors, a CPU backend with poisoned scratch, and the token-by-token recurrence, for the
+// tests of the KDA ops.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "kernels/backend.h"
 #include "kernels/ops/kda_chunk.h"
 #include "memory/buffer.h"
+#include "tests/support/catch.h"
 
 namespace moesaic::kda_test {
 
@@ -18,27 +20,32 @@ using Values = std::vector<double>;
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(Shape shape, DType dtype) : buffer_(byte_size(dtype) * static_cast<std::size_t>(shape.numel()) + 64, kCpu, "test"), view_(buffer_.view(shape, dtype)) {
-    std::fill_n(buffer_.data(), view_.bytes(), std::byte{0xff});  // NaN: results must be overwritten
+  Tensor(Shape shape, DType dtype)
+      : buffer_(byte_size(dtype) * static_cast<std::size_t>(shape.numel()) + 64, kCpu, "test"),
+        view_(buffer_.view(shape, dtype)) {
+    std::fill_n(
+        buffer_.data(), view_.bytes(), std::byte{0xff});  // NaN: results must be overwritten
   }
   Tensor(Shape shape, DType dtype, const Values& values) : Tensor(shape, dtype) { fill(values); }
 
   void fill(const Values& values) const {
     REQUIRE(static_cast<std::int64_t>(values.size()) == view_.numel());
     dispatch_float(view_.dtype(), [&]<class T>(TypeTag<T>) {
-      for (std::size_t i = 0; i < values.size(); ++i) view_.as<T>()[i] = T(values[i]);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        view_.as<T>()[i] = T(values[i]);
     });
   }
   void zero() const { fill(Values(static_cast<std::size_t>(view_.numel()), 0.0)); }
   Values values() const {
     Values v(static_cast<std::size_t>(view_.numel()));
     dispatch_float(view_.dtype(), [&]<class T>(TypeTag<T>) {
-      for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(view_.as<T>()[i]);
+      for (std::size_t i = 0; i < v.size(); ++i)
+        v[i] = static_cast<double>(view_.as<T>()[i]);
     });
     return v;
   }
-  operator TensorView() const { return view_; }            // NOLINT
-  operator ConstTensorView() const { return view_; }       // NOLINT
+  operator TensorView() const { return view_; }       // NOLINT
+  operator ConstTensorView() const { return view_; }  // NOLINT
 
  private:
   Buffer buffer_;
@@ -51,11 +58,14 @@ inline Tensor documents_tensor(const std::vector<std::int32_t>& cu) {
   return t;
 }
 
-inline DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+inline DType wide(DType t) {
+  return t == DType::f64 ? DType::f64 : DType::f32;
+}
 
 class Cpu {
  public:
-  explicit Cpu(int threads = 1) : owner_({.num_threads = threads, .scratch_bytes = std::size_t{96} << 20, .name = "test"}) {}
+  explicit Cpu(int threads = 1)
+      : owner_({.num_threads = threads, .scratch_bytes = std::size_t{96} << 20, .name = "test"}) {}
   template <class Op>
   void run(const Op& op) {
     owner_.scratch().poison();
@@ -73,13 +83,15 @@ class Random {
   Values normal(std::int64_t n, double scale = 1.0) {
     std::normal_distribution<double> d(0.0, scale);
     Values v(static_cast<std::size_t>(n));
-    for (auto& x : v) x = d(engine_);
+    for (auto& x : v)
+      x = d(engine_);
     return v;
   }
   Values uniform(std::int64_t n, double low, double high) {
     std::uniform_real_distribution<double> d(low, high);
     Values v(static_cast<std::size_t>(n));
-    for (auto& x : v) x = d(engine_);
+    for (auto& x : v)
+      x = d(engine_);
     return v;
   }
 
@@ -89,7 +101,8 @@ class Random {
 
 inline double dot(const Values& a, const Values& b) {
   double s = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) s += a[i] * b[i];
+  for (std::size_t i = 0; i < a.size(); ++i)
+    s += a[i] * b[i];
   return s;
 }
 
@@ -106,7 +119,9 @@ inline double relative_error(const Values& a, const Values& b) {
 }
 
 /// Central differences of f at x, for every element.
-inline Values central_differences(Values x, double step, const std::function<double(const Values&)>& f) {
+inline Values central_differences(Values x,
+                                  double step,
+                                  const std::function<double(const Values&)>& f) {
   Values d(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double at = x[i];
@@ -137,12 +152,19 @@ struct CoreCase {
 inline void normalise(Values& x, std::int64_t width, double scale) {
   for (std::size_t r = 0; r < x.size(); r += static_cast<std::size_t>(width)) {
     double s = 1e-6;
-    for (std::int64_t c = 0; c < width; ++c) s += x[r + static_cast<std::size_t>(c)] * x[r + static_cast<std::size_t>(c)];
-    for (std::int64_t c = 0; c < width; ++c) x[r + static_cast<std::size_t>(c)] *= scale / std::sqrt(s);
+    for (std::int64_t c = 0; c < width; ++c)
+      s += x[r + static_cast<std::size_t>(c)] * x[r + static_cast<std::size_t>(c)];
+    for (std::int64_t c = 0; c < width; ++c)
+      x[r + static_cast<std::size_t>(c)] *= scale / std::sqrt(s);
   }
 }
 
-inline CoreCase random_case(std::vector<std::int32_t> cu, std::int64_t H, std::int64_t K, std::int64_t V, unsigned seed, double g_low = -2.0) {
+inline CoreCase random_case(std::vector<std::int32_t> cu,
+                            std::int64_t H,
+                            std::int64_t K,
+                            std::int64_t V,
+                            unsigned seed,
+                            double g_low = -2.0) {
   CoreCase c{.H = H, .K = K, .V = V, .cu = std::move(cu)};
   Random random(seed);
   const std::int64_t T = c.tokens();
@@ -171,7 +193,9 @@ inline CoreResult recurrence(const CoreCase& c) {
   for (std::int64_t n = 0; n < c.documents(); ++n) {
     for (std::int64_t h = 0; h < c.H; ++h) {
       double* S = r.s_final.data() + (n * c.H + h) * c.K * c.V;
-      for (std::int64_t t = c.cu[static_cast<std::size_t>(n)]; t < c.cu[static_cast<std::size_t>(n) + 1]; ++t) {
+      for (std::int64_t t = c.cu[static_cast<std::size_t>(n)];
+           t < c.cu[static_cast<std::size_t>(n) + 1];
+           ++t) {
         const std::int64_t row = t * c.H + h;
         for (std::int64_t j = 0; j < c.V; ++j) {
           double read = 0, out = 0;
@@ -179,7 +203,8 @@ inline CoreResult recurrence(const CoreCase& c) {
             S[i * c.V + j] *= std::exp(c.g[static_cast<std::size_t>(row * c.K + i)]);
             read += S[i * c.V + j] * c.k[static_cast<std::size_t>(row * c.K + i)];
           }
-          const double u = c.beta[static_cast<std::size_t>(row)] * (c.v[static_cast<std::size_t>(row * c.V + j)] - read);
+          const double u = c.beta[static_cast<std::size_t>(row)] *
+                           (c.v[static_cast<std::size_t>(row * c.V + j)] - read);
           for (std::int64_t i = 0; i < c.K; ++i) {
             S[i * c.V + j] += c.k[static_cast<std::size_t>(row * c.K + i)] * u;
             out += S[i * c.V + j] * c.q[static_cast<std::size_t>(row * c.K + i)];
@@ -202,18 +227,46 @@ struct CoreOptions {
 /// Forward and backward of the chunk ops.
 inline CoreResult run_core(Cpu& cpu, const CoreCase& c, const CoreOptions& options = {}) {
   const DType t = options.dtype, a = wide(t);
-  const Tensor q(c.keys(), t, c.q), k(c.keys(), t, c.k), v(c.rows(), t, c.v), g(c.keys(), a, c.g), beta(c.heads(), a, c.beta), s0(c.states(), a, c.s0);
+  const Tensor q(c.keys(), t, c.q), k(c.keys(), t, c.k), v(c.rows(), t, c.v), g(c.keys(), a, c.g),
+      beta(c.heads(), a, c.beta), s0(c.states(), a, c.s0);
   const Tensor o(c.rows(), t), s_final(c.states(), a), cu = documents_tensor(c.cu);
   Tensor saved;
-  if (options.save) saved = Tensor({kda_saved_numel(c.tokens(), c.documents(), c.H, c.K, c.V, options.chunk_size)}, a);
-  cpu.run(KdaChunkForward{.o = o, .s_final = s_final, .saved = saved, .q = q, .k = k, .v = v, .g = g, .beta = beta, .s0 = s0,
-                          .cu_seqlens = cu, .chunk_size = options.chunk_size});
+  if (options.save)
+    saved =
+        Tensor({kda_saved_numel(c.tokens(), c.documents(), c.H, c.K, c.V, options.chunk_size)}, a);
+  cpu.run(KdaChunkForward{.o = o,
+                          .s_final = s_final,
+                          .saved = saved,
+                          .q = q,
+                          .k = k,
+                          .v = v,
+                          .g = g,
+                          .beta = beta,
+                          .s0 = s0,
+                          .cu_seqlens = cu,
+                          .chunk_size = options.chunk_size});
   CoreResult r{.o = o.values(), .s_final = s_final.values()};
   if (!options.backward) return r;
   const Tensor d_o(c.rows(), t, c.d_o), ds_final(c.states(), a, c.ds_final);
-  const Tensor dq(c.keys(), t), dk(c.keys(), t), dv(c.rows(), t), dg(c.keys(), a), dbeta(c.heads(), a), ds0(c.states(), a);
-  cpu.run(KdaChunkBackward{.dq = dq, .dk = dk, .dv = dv, .dg = dg, .dbeta = dbeta, .ds0 = ds0, .d_o = d_o, .ds_final = ds_final, .q = q, .k = k,
-                           .v = v, .g = g, .beta = beta, .s0 = s0, .saved = saved, .cu_seqlens = cu, .chunk_size = options.chunk_size});
+  const Tensor dq(c.keys(), t), dk(c.keys(), t), dv(c.rows(), t), dg(c.keys(), a),
+      dbeta(c.heads(), a), ds0(c.states(), a);
+  cpu.run(KdaChunkBackward{.dq = dq,
+                           .dk = dk,
+                           .dv = dv,
+                           .dg = dg,
+                           .dbeta = dbeta,
+                           .ds0 = ds0,
+                           .d_o = d_o,
+                           .ds_final = ds_final,
+                           .q = q,
+                           .k = k,
+                           .v = v,
+                           .g = g,
+                           .beta = beta,
+                           .s0 = s0,
+                           .saved = saved,
+                           .cu_seqlens = cu,
+                           .chunk_size = options.chunk_size});
   r.dq = dq.values();
   r.dk = dk.values();
   r.dv = dv.values();
@@ -226,8 +279,14 @@ inline CoreResult run_core(Cpu& cpu, const CoreCase& c, const CoreOptions& optio
 /// The largest relative error over all results present in both.
 inline double worst_error(const CoreResult& a, const CoreResult& b) {
   double worst = 0;
-  const std::pair<const Values*, const Values*> pairs[] = {{&a.o, &b.o},   {&a.s_final, &b.s_final}, {&a.dq, &b.dq},       {&a.dk, &b.dk},
-                                                           {&a.dv, &b.dv}, {&a.dg, &b.dg},           {&a.dbeta, &b.dbeta}, {&a.ds0, &b.ds0}};
+  const std::pair<const Values*, const Values*> pairs[] = {{&a.o, &b.o},
+                                                           {&a.s_final, &b.s_final},
+                                                           {&a.dq, &b.dq},
+                                                           {&a.dk, &b.dk},
+                                                           {&a.dv, &b.dv},
+                                                           {&a.dg, &b.dg},
+                                                           {&a.dbeta, &b.dbeta},
+                                                           {&a.ds0, &b.ds0}};
   for (const auto& [x, y] : pairs) {
     if (!x->empty() && !y->empty()) worst = std::max(worst, relative_error(*x, *y));
   }

@@ -1,7 +1,7 @@
-#include "tests/support/catch.h"
-
 #include "kernels/ops/short_conv.h"
+
 #include "tests/ops/kda_support.h"
+#include "tests/support/catch.h"
 
 using namespace moesaic;
 using namespace moesaic::kda_test;
@@ -18,7 +18,10 @@ struct ConvCase {
   Shape histories() const { return {static_cast<std::int64_t>(cu.size()) - 1, taps - 1, channels}; }
 };
 
-ConvCase random_conv(std::vector<std::int32_t> cu, std::int64_t channels, std::int64_t taps, unsigned seed) {
+ConvCase random_conv(std::vector<std::int32_t> cu,
+                     std::int64_t channels,
+                     std::int64_t taps,
+                     unsigned seed) {
   Random random(seed);
   ConvCase c{std::move(cu), channels, taps, {}, {}, {}, {}};
   c.x = random.normal(c.rows().numel());
@@ -33,13 +36,23 @@ struct ConvResult {
 };
 
 ConvResult run_conv(Cpu& cpu, const ConvCase& c, DType t) {
-  const Tensor x(c.rows(), t, c.x), w({c.channels, c.taps}, wide(t), c.w), dy(c.rows(), t, c.dy), cu = documents_tensor(c.cu);
+  const Tensor x(c.rows(), t, c.x), w({c.channels, c.taps}, wide(t), c.w), dy(c.rows(), t, c.dy),
+      cu = documents_tensor(c.cu);
   Tensor history, dhistory;
   if (c.carried) history = Tensor(c.histories(), t, c.history), dhistory = Tensor(c.histories(), t);
   const Tensor y(c.rows(), t), dx(c.rows(), t), dw({c.channels, c.taps}, wide(t));
   dw.zero();
-  cpu.run(ShortConvForward{.y = y, .x = x, .w = w, .history = history, .cu_seqlens = cu, .silu = c.silu});
-  cpu.run(ShortConvBackward{.dx = dx, .dw = dw, .dhistory = dhistory, .dy = dy, .x = x, .w = w, .history = history, .cu_seqlens = cu, .silu = c.silu});
+  cpu.run(ShortConvForward{
+      .y = y, .x = x, .w = w, .history = history, .cu_seqlens = cu, .silu = c.silu});
+  cpu.run(ShortConvBackward{.dx = dx,
+                            .dw = dw,
+                            .dhistory = dhistory,
+                            .dy = dy,
+                            .x = x,
+                            .w = w,
+                            .history = history,
+                            .cu_seqlens = cu,
+                            .silu = c.silu});
   return {y.values(), dx.values(), dw.values(), c.carried ? dhistory.values() : Values{}};
 }
 
@@ -56,11 +69,15 @@ Values direct(const ConvCase& c) {
           if (s >= c.cu[n]) {
             in = c.x[static_cast<std::size_t>(s * c.channels + ch)];
           } else if (c.carried) {
-            in = c.history[(n * static_cast<std::size_t>(c.taps - 1) + static_cast<std::size_t>(old)) * static_cast<std::size_t>(c.channels) + static_cast<std::size_t>(ch)];
+            in = c.history[(n * static_cast<std::size_t>(c.taps - 1) +
+                            static_cast<std::size_t>(old)) *
+                               static_cast<std::size_t>(c.channels) +
+                           static_cast<std::size_t>(ch)];
           }
           sum += c.w[static_cast<std::size_t>(ch * c.taps + j)] * in;
         }
-        y[static_cast<std::size_t>(t * c.channels + ch)] = c.silu ? sum / (1.0 + std::exp(-sum)) : sum;
+        y[static_cast<std::size_t>(t * c.channels + ch)] =
+            c.silu ? sum / (1.0 + std::exp(-sum)) : sum;
       }
     }
   }
@@ -92,7 +109,7 @@ TEST_CASE("ShortConv: gradients are those of finite differences, across blocks o
       c.silu = silu;
       c.carried = taps > 1;
       const auto r = run_conv(cpu, c, DType::f64);
-      const auto differs = [&](Values ConvCase::* field, const Values& gradient) {
+      const auto differs = [&](Values ConvCase::*field, const Values& gradient) {
         return relative_error(gradient, central_differences(c.*field, 1e-5, [&](const Values& v) {
                                 auto moved = c;
                                 moved.*field = v;
@@ -126,7 +143,10 @@ TEST_CASE("ShortConvTail: pieces joined by the carried rows equal one run") {
   Values joined;
   std::int64_t from = 0;
   for (const std::int32_t length : {1, 1, 5, 2}) {
-    const Tensor x({length, 6}, DType::f64, Values(whole.x.begin() + from * 6, whole.x.begin() + (from + length) * 6)), y({length, 6}, DType::f64);
+    const Tensor x({length, 6},
+                   DType::f64,
+                   Values(whole.x.begin() + from * 6, whole.x.begin() + (from + length) * 6)),
+        y({length, 6}, DType::f64);
     const Tensor cu = documents_tensor({0, length});
     cpu.run(ShortConvForward{.y = y, .x = x, .w = w, .history = history, .cu_seqlens = cu});
     cpu.run(ShortConvTail{.next = history, .x = x, .history = history, .cu_seqlens = cu});

@@ -1,0 +1,333 @@
+#include "core/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "core/train/balance_update.h"
+#include "kernels/ops/elementwise.h"
+
+namespace moesaic {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double host_value(ConstTensorView view, std::int64_t i) {
+  switch (view.dtype()) {
+    case DType::f64: return view.as<double>()[i];
+    case DType::f32: return static_cast<double>(view.as<float>()[i]);
+    case DType::i64: return static_cast<double>(view.as<std::int64_t>()[i]);
+    default: return static_cast<double>(view.as<std::int32_t>()[i]);
+  }
+}
+
+}  // namespace
+
+Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
+  allocate();
+}
+Trainer::~Trainer() = default;
+
+std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
+  return parts_.world != nullptr ? parts_.world->all_reduce_host(local, ReduceOp::sum) : local;
+}
+
+// Everything is sized once, for the phase that needs most; nothing is allocated inside a step.
+void Trainer::allocate() {
+  const auto& config = *parts_.config;
+  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
+  const int threads = static_cast<int>(config.run.threads);
+  for (const Phase& phase : phases_) {
+    const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
+    const StepMemory m = measure_step(*parts_.model, *parts_.params, parts_.optimizer, parts_.device, threads,
+                                      {.tokens = tokens, .step_tokens = phase.sequence_length * config.train.global_batch_size, .mtp = mtp}, parts_.recompute);
+    memory_.scratch = std::max(memory_.scratch, m.scratch);
+    memory_.transient = std::max(memory_.transient, m.transient);
+    memory_.slot = std::max(memory_.slot, m.slot);
+  }
+  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{
+      .device = parts_.device, .mode = parts_.stream_mode, .num_threads = threads, .scratch_bytes = memory_.scratch, .name = "main"});
+  transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
+  slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  const DType stats = parts_.params->precision().stats;
+  losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
+  losses_ = losses_memory_.view({kNumLosses}, stats);
+  host_losses_ = Buffer(kNumLosses * 8, kCpu, "losses, host");
+}
+
+void Trainer::enter_phase(const Phase& phase) {
+  if (phase_ == phase.index) return;
+  backend_->stream().synchronize();
+  phase_ = phase.index;
+  const auto& config = *parts_.config;
+  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
+  const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
+  parts_.model->plan({tokens}, parts_.recompute);
+  parts_.model->set_sparse_stage(phase.sparse);
+  activations_ = std::make_unique<Model::MicroBatch>(
+      parts_.model->make_micro_batch(slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  const std::int64_t local = config.train.global_batch_size / ranks() / config.train.micro_batch_size;
+  micro_batches_.clear();
+  for (std::int64_t i = 0; i < local; ++i) micro_batches_.push_back(std::make_unique<SequenceBuffers>(tokens, parts_.device, mtp));
+  dataset_ = std::make_unique<data::PackedDataset>(parts_.train, static_cast<std::uint64_t>(config.run.seed), phase.index, phase.sequence_length);
+  if (parts_.valid) {
+    const std::int64_t wanted = config.train.eval_batches * config.train.micro_batch_size;
+    validation_ = std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
+  }
+  for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    const ParameterSpec& spec = parts_.params->params()[i];
+    if (parts_.params->ever_trained(id)) parts_.params->set_frozen(id, !trains(phase, spec));
+    double scale = 1;
+    for (const auto& [pattern, factor] : phase.lr_scale) {
+      if (glob_match(pattern, spec.name)) scale = factor;
+    }
+    parts_.optimizer->set_lr_scale(id, scale);
+  }
+  const std::int64_t rank_tokens = tokens * local;
+  std::vector<MoeLayer*> exact;
+  for (const auto& named : parts_.model->moe_layers()) {
+    if (named.moe->options().bias_rule == BiasRule::quantile_exact) exact.push_back(named.moe);
+  }
+  if (exact.empty()) return;
+  // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
+  const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
+  const DType stats = parts_.params->precision().stats;
+  margin_memory_ = Buffer(exact.size() * static_cast<std::size_t>(all * experts) * byte_size(stats), parts_.device, "balance margins");
+  const TensorView margins = margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
+    exact[i]->set_margins(layer.rows(rank() * rank_tokens, (rank() + 1) * rank_tokens), layer);
+  }
+}
+
+void Trainer::load_batches(const Phase& phase) {
+  const auto& train = parts_.config->train;
+  const std::int64_t first = (step_ - phase.begin) * train.global_batch_size;  // step_ counts finished steps
+  const data::SampleRange share = data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+  for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
+    const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
+    micro_batches_[i]->load(dataset_->batch({share.first + offset, train.micro_batch_size}), backend_->stream());
+  }
+}
+
+// Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
+StepScalars Trainer::count_batches(const Phase& phase) {
+  std::int64_t valid = 0, mtp = 0, documents = 0, tokens = 0;
+  for (const auto& m : micro_batches_) {
+    valid += m->valid_targets();
+    mtp += m->mtp_targets();
+    documents += m->documents();
+    tokens += m->sequence().num_tokens();
+  }
+  StepScalars s;
+  s.learning_rate = phase.learning_rate(step_ + 1);
+  s.loss_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(valid)));
+  s.mtp_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(mtp)));
+  s.documents = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(documents)));
+  s.tokens = static_cast<double>(sum_over_ranks(tokens));
+  s.step = static_cast<double>(step_ + 1);
+  return s;
+}
+
+void Trainer::reset_step_buffers() {
+  Stream& stream = backend_->stream();
+  parts_.params->zero_grads(stream);
+  zero_tensor(losses_, stream);
+  const auto specs = parts_.params->buffers();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].lifetime != Lifetime::step) continue;
+    const TensorView view = parts_.params->buffer({static_cast<std::int32_t>(i)});
+    if (specs[i].reduce == BufferReduce::max) {
+      run(backend_->backend(), Fill{.y = view, .value = -std::numeric_limits<double>::infinity()});
+    } else {
+      zero_tensor(view, stream);
+    }
+  }
+  for (const auto& named : parts_.model->moe_layers()) named.moe->reset_margins();
+}
+
+void Trainer::reduce_over_ranks() {
+  if (parts_.world == nullptr || ranks() == 1) return;
+  Stream& stream = backend_->stream();
+  parts_.world->all_reduce(parts_.params->all_grads(), ReduceOp::sum, stream);
+  parts_.world->all_reduce(losses_, ReduceOp::sum, stream);
+  const auto specs = parts_.params->buffers();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].lifetime != Lifetime::step || specs[i].reduce == BufferReduce::none) continue;
+    const ReduceOp op = specs[i].reduce == BufferReduce::max ? ReduceOp::max : ReduceOp::sum;
+    parts_.world->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
+  }
+}
+
+RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
+  return {backend_->backend(), *parts_.params, *transient_, at_once_, buffers.sequence(), parts_.optimizer->scalars(), losses_, training};
+}
+
+StepStats Trainer::step() {
+  const auto start = std::chrono::steady_clock::now();
+  const Phase& phase = phase_of(phases_, step_ + 1);
+  enter_phase(phase);
+  load_batches(phase);
+  const StepScalars scalars = count_batches(phase);
+  parts_.optimizer->begin_step(scalars, backend_->stream());
+  reset_step_buffers();
+  for (const auto& buffers : micro_batches_) {
+    RunContext c = context(*buffers, true);
+    parts_.model->forward(c, *activations_);
+    parts_.model->backward(c, *activations_);
+  }
+  if (parts_.config->debug.inject_nan_step == step_ + 1) {
+    run(backend_->backend(), Fill{.y = loss_slot(losses_, Loss::cross_entropy), .value = std::numeric_limits<double>::quiet_NaN()});
+  }
+  reduce_over_ranks();
+  parts_.optimizer->clip(backend_->backend(), losses_);
+  parts_.optimizer->update(backend_->backend());
+  parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
+  update_balance(backend_->backend(), *parts_.params, *parts_.model, parts_.optimizer->scalars(), parts_.world);
+
+  StepStats stats;
+  read_results(stats, scalars);
+  ++step_;
+  tokens_seen_ += stats.tokens;
+  stats.step = step_;
+  stats.seconds = seconds_since(start);
+  return stats;
+}
+
+void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
+  const TensorView host = host_losses_.view({kNumLosses}, losses_.dtype());
+  copy_tensor(host, losses_, backend_->stream());
+  const Optimizer::Outcome outcome = parts_.optimizer->read_outcome(backend_->stream());
+  parts_.optimizer->end_step(outcome);
+  const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
+  stats.loss = loss(Loss::cross_entropy) / scalars.loss_divisor;
+  stats.mtp_loss = loss(Loss::mtp) / scalars.mtp_divisor;
+  stats.indexer_kl = loss(Loss::indexer_kl) / scalars.tokens;
+  stats.balance_loss = loss(Loss::balance);
+  stats.router_z = loss(Loss::router_z);
+  stats.grad_norm = outcome.grad_norm;
+  stats.skipped = outcome.skipped;
+  stats.learning_rate = scalars.learning_rate;
+  stats.tokens = static_cast<std::int64_t>(scalars.tokens);
+  stats.experts = read_expert_loads();
+  bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
+  skipped_total_ += outcome.skipped ? 1 : 0;
+}
+
+std::vector<ExpertLoad> Trainer::read_expert_loads() {
+  std::vector<ExpertLoad> loads;
+  for (const auto& named : parts_.model->moe_layers()) {
+    const TensorView counts = parts_.params->buffer(named.moe->counts());
+    const Buffer memory(counts.bytes(), kCpu, "expert counts, host");
+    const TensorView host = memory.view(counts.shape(), counts.dtype());
+    copy_tensor(host, counts, backend_->stream());
+    backend_->stream().synchronize();
+    ExpertLoad load;
+    load.layer = named.name;
+    double sum = 0, most = 0;
+    for (std::int64_t e = 0; e < host.numel(); ++e) {
+      const double n = host_value(host, e);
+      sum += n;
+      most = std::max(most, n);
+      load.dead_experts += n == 0 ? 1 : 0;
+    }
+    load.max_over_mean = sum > 0 ? most * static_cast<double>(host.numel()) / sum : 0;
+    loads.push_back(load);
+  }
+  return loads;
+}
+
+EvalStats Trainer::evaluate() {
+  MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
+  enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
+  const std::int64_t micro = parts_.config->train.micro_batch_size;
+  const std::int64_t batches = std::max<std::int64_t>(1, validation_->num_samples() / micro);
+  zero_tensor(losses_, backend_->stream());
+  std::int64_t valid = 0;
+  for (std::int64_t b = rank(); b < batches; b += ranks()) {
+    SequenceBuffers& buffers = *micro_batches_[0];
+    backend_->stream().synchronize();  // the previous window may still be read
+    buffers.load(validation_->batch({b * micro, std::min(micro, validation_->num_samples() - b * micro)}), backend_->stream());
+    valid += buffers.valid_targets();
+    RunContext c = context(buffers, false);
+    parts_.model->forward(c, *activations_);
+  }
+  if (ranks() > 1) parts_.world->all_reduce(losses_, ReduceOp::sum, backend_->stream());
+  const TensorView host = host_losses_.view({kNumLosses}, losses_.dtype());
+  copy_tensor(host, losses_, backend_->stream());
+  backend_->stream().synchronize();
+  EvalStats stats;
+  stats.predicted_tokens = sum_over_ranks(valid);
+  stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) / static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
+  return stats;
+}
+
+std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
+  std::vector<StateTensor> all;
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
+    for (std::int64_t e = 0; e < members; ++e) all.push_back({params.member_name(id, e), params.master(id, e)});
+  }
+  for (std::size_t i = 0; i < params.buffers().size(); ++i) {
+    const BufferSpec& spec = params.buffers()[i];
+    if (spec.lifetime != Lifetime::persistent) continue;
+    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name, params.buffer({static_cast<std::int32_t>(i)})});
+  }
+  return all;
+}
+
+void refresh_weights(const ParameterStore& params, Backend& backend) {
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    if (params.masters_are_weights(id)) continue;
+    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
+    for (std::int64_t e = 0; e < members; ++e) run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
+  }
+}
+
+std::vector<StateTensor> Trainer::state() const {
+  std::vector<StateTensor> all = weight_tensors(*parts_.params);
+  const auto optimizer = parts_.optimizer->state();
+  all.insert(all.end(), optimizer.begin(), optimizer.end());
+  return all;
+}
+
+StateValues Trainer::values() const {
+  StateValues v;
+  v.integers["step"] = step_;
+  v.integers["tokens_seen"] = tokens_seen_;
+  v.integers["skipped_steps"] = skipped_total_;
+  v.integers["consecutive_bad_steps"] = bad_steps_;
+  v.integers["seed"] = parts_.config->run.seed;
+  parts_.optimizer->save_counters(v);
+  return v;
+}
+
+void Trainer::load_values(const StateValues& values) {
+  const auto get = [&](const char* name) {
+    const auto it = values.integers.find(name);
+    if (it == values.integers.end()) throw InputError(fmt::format("the checkpoint's manifest holds no value '{}'", name));
+    return it->second;
+  };
+  step_ = get("step");
+  tokens_seen_ = get("tokens_seen");
+  skipped_total_ = get("skipped_steps");
+  bad_steps_ = get("consecutive_bad_steps");
+  if (get("seed") != parts_.config->run.seed) {
+    throw UsageError(fmt::format("run.seed is {}, but the checkpoint was made with {}: the order of the data would change. Set run.seed={} or start anew.",
+                                 parts_.config->run.seed, get("seed"), get("seed")));
+  }
+  parts_.optimizer->load_counters(values);
+  refresh_weights(*parts_.params, backend_->backend());
+  phase_ = -1;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,118 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/config/config.h"
+#include "core/data/dataset.h"
+#include "core/model/model.h"
+#include "core/nn/losses.h"
+#include "core/train/optimizer.h"
+#include "core/train/phases.h"
+#include "core/train/sequence_buffers.h"
+#include "core/train/step_memory.h"
+#include "kernels/backend.h"
+
+namespace moesaic {
+
+/// How evenly a mixture's experts were used in a step.
+struct ExpertLoad {
+  std::string layer;
+  double max_over_mean = 0;
+  std::int64_t dead_experts = 0;  ///< experts without a token
+};
+
+struct StepStats {
+  std::int64_t step = 0;
+  double loss = 0;       ///< cross-entropy, nats per token
+  double mtp_loss = 0, indexer_kl = 0, balance_loss = 0, router_z = 0;
+  double grad_norm = 0;  ///< before clipping
+  double learning_rate = 0;
+  double seconds = 0;
+  std::int64_t tokens = 0;  ///< of the global batch
+  bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
+  std::vector<ExpertLoad> experts;
+};
+
+struct EvalStats {
+  double loss = 0;  ///< nats per predicted token
+  std::int64_t predicted_tokens = 0;
+};
+
+/// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Data parallel over `world`
+/// (null: one rank): each rank computes its share of the global batch, gradients, losses and balancing statistics are
+/// summed in rank order, every loss is divided by counts of the whole global batch.
+class Trainer {
+ public:
+  struct Parts {
+    const config::Config* config = nullptr;
+    Communicator* world = nullptr;
+    ParameterStore* params = nullptr;  ///< sealed and initialised
+    Model* model = nullptr;
+    Optimizer* optimizer = nullptr;
+    std::shared_ptr<const data::TokenSource> train, valid;  ///< valid may be null
+    Device device = kCpu;
+    RecomputePolicy recompute;
+    Stream::Mode stream_mode = Stream::Mode::worker;
+  };
+  explicit Trainer(Parts parts);
+  ~Trainer();
+
+  std::int64_t steps_done() const noexcept { return step_; }
+  std::int64_t consecutive_bad_steps() const noexcept { return bad_steps_; }
+  /// One update of the whole global batch.
+  StepStats step();
+  /// Cross-entropy on the fixed validation windows; the same ones every time.
+  EvalStats evaluate();
+
+  /// All persistent tensors and values. load_values() comes after the tensors were filled.
+  std::vector<StateTensor> state() const;
+  StateValues values() const;
+  void load_values(const StateValues& values);
+  Stream& stream() noexcept { return backend_->stream(); }
+  const StepMemory& memory() const noexcept { return memory_; }
+
+ private:
+  int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
+  int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
+  std::int64_t sum_over_ranks(std::int64_t local) const;
+  void allocate();
+  void enter_phase(const Phase& phase);
+  void load_batches(const Phase& phase);
+  StepScalars count_batches(const Phase& phase);
+  void reset_step_buffers();
+  void reduce_over_ranks();
+  RunContext context(const SequenceBuffers& buffers, bool training);
+  void read_results(StepStats& stats, const StepScalars& scalars);
+  std::vector<ExpertLoad> read_expert_loads();
+
+  Parts parts_;
+  std::vector<Phase> phases_;
+  int phase_ = -1;
+  std::unique_ptr<BackendOwner> backend_;
+  std::unique_ptr<Arena> transient_;
+  StepMemory memory_;
+  Buffer slot_memory_, losses_memory_, margin_memory_;
+  TensorView losses_;
+  Buffer host_losses_;
+  std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  std::unique_ptr<Model::MicroBatch> activations_;
+  std::unique_ptr<data::PackedDataset> dataset_;
+  std::unique_ptr<data::ValidationSet> validation_;
+  WeightGradients at_once_;
+  std::int64_t step_ = 0;
+  std::int64_t bad_steps_ = 0, skipped_total_ = 0;
+  std::int64_t tokens_seen_ = 0;
+};
+
+/// Weights (masters), persistent buffers and optimizer state under their checkpoint names.
+std::vector<StateTensor> weight_tensors(const ParameterStore& params);
+/// After masters were loaded: rounds them into the weights that kernels read.
+void refresh_weights(const ParameterStore& params, Backend& backend);
+
+}  // namespace moesaic
