@@ -19,7 +19,6 @@ using nlohmann::ordered_json;
 class Object {
  public:
   explicit Object(const std::string& type) { json_["type"] = type; }
-  Object() = default;
   void put(const std::string& key, double value) { json_[key] = number(value); }
   void put(const std::string& key, std::int64_t value) { json_[key] = value; }
   void put(const std::string& key, const std::string& value) { json_[key] = value; }

@@ -184,6 +184,11 @@ TEST_CASE("a failed save leaves the previous checkpoint and no trace") {
   REQUIRE_THROWS_AS(save_checkpoint(dir.path(), 200, state.tensors(), {}, "\xc3", 1, 0, stream),
                     InputError);
   fs::remove(dir.path() / "file");
+  test::write_file(dir.path() / "step-00000300", "mine");
+  REQUIRE_THROWS_AS(save_checkpoint(dir.path(), 300, state.tensors(), {}, "", 1, 0, stream),
+                    ResourceError);
+  REQUIRE(test::read_file(dir.path() / "step-00000300") == "mine");
+  fs::remove(dir.path() / "step-00000300");
   REQUIRE(latest_checkpoint(dir.path())->step == 100);
   REQUIRE(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()) == 1);
 }
