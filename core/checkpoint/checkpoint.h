@@ -12,44 +12,68 @@
 
 namespace moesaic {
 
-/// A tensor of the training state under its layout-free name: "model.layers.3.…weight" (weights), "optimizer/m/…",
-/// "ema/…", "buffer/…". Experts appear one by one under their global name.
+/// A tensor of the training state under its layout-free name: "model.layers.3.…weight" (weights),
+/// "optimizer/m/…", "ema/…", "buffer/…". Experts appear one by one under their global name.
 struct StateTensor {
   std::string name;
   TensorView view;  ///< on the run's device
 };
 
-/// Everything a run continues from: tensors, and named values (step, data position, counters; integers and text, written
-/// to the manifest as JSON).
+/// Everything a run continues from: tensors, and named values (step, data position, counters;
+/// integers and text, written to the manifest as JSON).
 struct StateValues {
   std::map<std::string, std::int64_t> integers;
   std::map<std::string, double> reals;
   std::map<std::string, std::string> texts;
 };
 
-/// RUN_DIR/checkpoints/step-00000100/: safetensors files that any tool opens, and manifest.json, written last. A folder
-/// without a valid manifest is not a checkpoint.
+/// RUN_DIR/checkpoints/step-00000100/: safetensors files that any tool opens, and manifest.json,
+/// written last. A folder without a valid manifest is not a checkpoint.
 struct CheckpointInfo {
   std::int64_t step = 0;
   std::filesystem::path path;
 };
 
-/// Writes to a temporary folder beside the final one, fsyncs every file and the folder, renames, fsyncs the parent, then
-/// removes what the retention rule no longer keeps. One rank calls it. Throws ResourceError (path, cause); the previous
-/// checkpoint then still stands.
-void save_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step, std::span<const StateTensor> tensors,
-                     const StateValues& values, const std::string& config_yaml, std::int64_t keep_last, std::int64_t keep_every,
-                     Stream& stream);
+constexpr std::uint64_t kCheckpointFileBytes = 5'000'000'000;
 
-/// Complete checkpoints in ascending order of step.
+/// Writes to a temporary folder beside the final one, fsyncs every file and the folder, renames,
+/// fsyncs the parent, then removes what the retention rule no longer keeps: all but the `keep_last`
+/// newest (0: all stay), the multiples of `keep_every` (0: no such rule) and this one. First
+/// removes what an interrupted save left behind. A checkpoint of the same step is replaced in one
+/// instant. A kind of tensors above `max_file_bytes` is spread over several files. Views may lie on
+/// the host or on the stream's device; earlier work of the stream is waited for. One rank calls it.
+/// Throws ResourceError (path, cause); the previous checkpoint then still stands.
+void save_checkpoint(const std::filesystem::path& checkpoints,
+                     std::int64_t step,
+                     std::span<const StateTensor> tensors,
+                     const StateValues& values,
+                     const std::string& config_yaml,
+                     std::int64_t keep_last,
+                     std::int64_t keep_every,
+                     Stream& stream,
+                     std::uint64_t max_file_bytes = kCheckpointFileBytes);
+
+/// Complete checkpoints in ascending order of step: manifest valid, all files there with their
+/// sizes. Other files and folders are passed over.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
+/// The one to continue from. A newer folder that has a manifest but is not complete was damaged
+/// after it was saved; going on from an older one would silently lose steps, so that is an
+/// InputError that says what to do.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints);
 
-/// Fills `tensors` from the checkpoint and returns its values. Every byte is checked against the manifest's checksums
-/// before it is used. `strict`: the checkpoint must hold exactly these tensors; otherwise only those asked for are read
-/// (generation: weights alone). Throws InputError naming file, tensor, expected and found.
-StateValues load_checkpoint(const std::filesystem::path& checkpoint, std::span<const StateTensor> tensors, bool strict, Stream& stream);
+/// Fills `tensors` from the checkpoint and returns its values. Every byte is checked against the
+/// manifest's checksums before it is used. `strict`: the checkpoint must hold exactly these
+/// tensors; otherwise only those asked for are read (generation: weights alone). Throws InputError
+/// naming file, tensor, expected and found: all tensors that are missing, unexpected or of another
+/// shape or dtype in one message, before anything is read; tensors may be partly filled when a
+/// later file turns out to be damaged.
+StateValues load_checkpoint(const std::filesystem::path& checkpoint,
+                            std::span<const StateTensor> tensors,
+                            bool strict,
+                            Stream& stream);
 /// The configuration that the run was saved with.
 std::string checkpoint_config(const std::filesystem::path& checkpoint);
+/// Checks every byte of all files; throws InputError listing all damaged files and tensors.
+void verify_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace moesaic

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -113,8 +114,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   void finish_entry() {
     if (!entry_.dtype || !entry_.shape || !entry_.offsets) fail("needs dtype, shape and data_offsets");
-    const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& t) { return *entry_.dtype == t.name; });
-    if (type == kTypes.end()) {
+    const auto type = dtype_from_stored_name(*entry_.dtype);
+    if (!type) {
       fail(fmt::format("dtype '{}' is not supported (F64 F32 BF16 F16 F8_E4M3 F8_E5M2 I64 I32 U8 BOOL)",
                        entry_.dtype->substr(0, 40)));
     }
@@ -122,7 +123,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (entry_.offsets->size() != 2) fail("data_offsets must be [begin, end]");
     StoredTensor t;
     t.name = name_;
-    t.dtype = type->dtype;
+    t.dtype = *type;
     t.shape.rank = static_cast<int>(entry_.shape->size());
     std::uint64_t bytes = byte_size(t.dtype);
     for (std::size_t i = 0; i < entry_.shape->size(); ++i) {
@@ -132,7 +133,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     }
     const auto [begin, end] = std::pair{(*entry_.offsets)[0], (*entry_.offsets)[1]};
     if (end < begin || end - begin != bytes) {
-      fail(fmt::format("data_offsets [{}, {}] do not hold {} of shape {} ({} bytes)", begin, end, type->name, to_string(t.shape), bytes));
+      fail(fmt::format("data_offsets [{}, {}] do not hold {} of shape {} ({} bytes)", begin, end, *entry_.dtype, to_string(t.shape), bytes));
     }
     t.offset = begin;
     t.bytes = bytes;
@@ -187,11 +188,53 @@ Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::
   return header;
 }
 
+void place(std::vector<StoredTensor>& entries) {
+  std::uint64_t at = 0;
+  for (auto& t : entries) {
+    t.offset = at;
+    t.bytes = byte_size(t.dtype) * static_cast<std::uint64_t>(t.shape.numel());
+    at += t.bytes;
+  }
+}
+
+std::string header_text(const std::vector<StoredTensor>& placed, const std::map<std::string, std::string>& metadata,
+                        const std::string& file) {
+  // Only a fresh name is added, so looking for it costs a search in a set, not in the ordered object.
+  std::set<std::string_view> names;
+  auto header = nlohmann::ordered_json::object();
+  auto& items = header.get_ref<nlohmann::ordered_json::object_t&>();
+  if (!metadata.empty()) items.emplace_back("__metadata__", metadata);
+  for (const auto& t : placed) {
+    MOESAIC_CHECK(names.insert(t.name).second, "two tensors named " + t.name);
+    const std::vector<std::int64_t> shape(t.shape.dim.begin(), t.shape.dim.begin() + t.shape.rank);
+    items.emplace_back(t.name,
+                       nlohmann::ordered_json{{"dtype", stored_name(t.dtype)},
+                                              {"shape", shape},
+                                              {"data_offsets", {t.offset, t.offset + t.bytes}}});
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::exception& e) {
+    throw InputError(fmt::format("{}: a name or metadata text is not UTF-8: {}", file, e.what()));
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data starts aligned
+  const std::uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+}
+
 const char* stored_name(DType dtype) {
   for (const auto& t : kTypes) {
     if (t.dtype == dtype) return t.name;
   }
   check_failed(__FILE__, __LINE__, "known dtype", std::string("no stored name for ") + name(dtype));
+}
+
+std::optional<DType> dtype_from_stored_name(std::string_view text) {
+  for (const auto& t : kTypes) {
+    if (text == t.name) return t.dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace moesaic::safetensors

@@ -2,6 +2,7 @@
 // The JSON header of a safetensors file; used by safetensors.cpp and its tests only.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,16 @@ struct Header {
 /// Throws InputError.
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file);
 
-/// "F32", … for a dtype; the inverse is part of parse_header.
+/// Sets offset and bytes of entries that lie one after the other. Larger element types must come first, so that every
+/// tensor is aligned to its elements.
+void place(std::vector<StoredTensor>& entries);
+/// The first bytes of a file with these placed entries: header length, JSON, spaces up to a multiple of 8. Throws
+/// InputError for a name or metadata text that is not UTF-8, InternalError for a name that appears twice.
+std::string header_text(const std::vector<StoredTensor>& placed, const std::map<std::string, std::string>& metadata,
+                        const std::string& file);
+
+/// "F32", … for a dtype, and back; nothing for a text that is not such a name.
 const char* stored_name(DType dtype);
+std::optional<DType> dtype_from_stored_name(std::string_view text);
 
 }  // namespace moesaic::safetensors

@@ -1,0 +1,49 @@
+#pragma once
+// How the tensors of a checkpoint are spread over its files; used by the files of this folder and
+// their tests.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/manifest.h"
+#include "memory/buffer.h"
+
+namespace moesaic {
+
+struct PlannedFile {
+  std::string name;
+  std::vector<const StateTensor*>
+      tensors;  ///< in the order of the file: larger element types first
+};
+
+/// "optimizer/…" goes to optimizer.safetensors, "ema/…" to ema.safetensors, "buffer/…" to
+/// buffers.safetensors, all else to model.safetensors. A kind with more than `max_bytes` is cut,
+/// between tensors, into model-00001-of-00003.safetensors, ….
+std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::uint64_t max_bytes);
+
+/// Copies between tensors on the run's device and host memory in pieces, through one buffer (pinned
+/// on a CUDA run). Each call waits for the stream.
+class Staging {
+ public:
+  /// A buffer for pieces of at most `bytes` bytes.
+  Staging(Stream& stream, std::size_t bytes);
+  void read(const ConstTensorView& from,
+            const std::function<void(const std::byte*, std::size_t)>& sink);
+  void write(const TensorView& to, const std::byte* from);
+
+ private:
+  Stream& stream_;
+  Buffer buffer_;
+};
+
+/// Writes one safetensors file and its lines of the manifest.
+void write_data_file(const std::filesystem::path& folder,
+                     const PlannedFile& file,
+                     Staging& staging,
+                     Manifest& manifest);
+
+}  // namespace moesaic

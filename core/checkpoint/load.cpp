@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "core/base/crc32c.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/data_files.h"
+#include "core/checkpoint/durable_file.h"
+#include "core/checkpoint/manifest.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
+constexpr std::size_t kMaxProblems = 1000;  // lines of one message
+
+using Wanted = std::map<std::string, const StateTensor*>;
+
+std::string kind(DType dtype, const Shape& shape) {
+  return fmt::format("{} {}", name(dtype), to_string(shape));
+}
+
+// Everything in which the checkpoint and the run's tensors differ.
+std::vector<std::string> differences(const Manifest& manifest, const Wanted& wanted, bool strict) {
+  std::vector<std::string> problems;
+  std::set<std::string_view> found;
+  for (const auto& t : manifest.tensors) {
+    const auto w = wanted.find(t.name);
+    if (w == wanted.end()) {
+      if (strict)
+        problems.push_back(fmt::format(
+            "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.shape)));
+      continue;
+    }
+    found.insert(t.name);
+    const auto& view = w->second->view;
+    if (view.dtype() != t.dtype || view.shape() != t.shape) {
+      problems.push_back(fmt::format("different: '{}' is {}, expected {}",
+                                     t.name,
+                                     kind(t.dtype, t.shape),
+                                     kind(view.dtype(), view.shape())));
+    }
+  }
+  for (const auto& [tensor, w] : wanted) {
+    if (!found.contains(tensor))
+      problems.push_back(fmt::format(
+          "missing: '{}', expected {}", tensor, kind(w->view.dtype(), w->view.shape())));
+  }
+  return problems;
+}
+
+void require_same(const fs::path& checkpoint,
+                  const Manifest& manifest,
+                  const Wanted& wanted,
+                  bool strict) {
+  const auto problems = differences(manifest, wanted, strict);
+  if (problems.empty()) return;
+  std::string text = fmt::format("{}: does not fit the configuration of this run, {} tensor(s):",
+                                 checkpoint.string(),
+                                 problems.size());
+  for (std::size_t i = 0; i < std::min(problems.size(), kMaxProblems); ++i)
+    text += "\n  " + problems[i];
+  if (problems.size() > kMaxProblems)
+    text += fmt::format("\n  and {} more", problems.size() - kMaxProblems);
+  throw InputError(text);
+}
+
+// The tensors of one file, by their place.
+std::vector<const ManifestTensor*> tensors_of(const Manifest& manifest, std::size_t file) {
+  std::vector<const ManifestTensor*> list;
+  for (const auto& t : manifest.tensors) {
+    if (t.file == file) list.push_back(&t);
+  }
+  std::sort(
+      list.begin(), list.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
+  return list;
+}
+
+// Throws InputError naming the damaged tensors, or the header, unless all bytes are those that were
+// written.
+void check_bytes(const MappedFile& mapped,
+                 const fs::path& path,
+                 const ManifestFile& file,
+                 const std::vector<const ManifestTensor*>& tensors) {
+  if (mapped.size() != file.bytes) {
+    throw InputError(fmt::format(
+        "{}: has {} bytes, the manifest says {}", path.string(), mapped.size(), file.bytes));
+  }
+  const std::uint32_t crc = crc32c(mapped.data(), mapped.size());
+  if (crc == file.crc) return;
+  std::string where;
+  for (const auto* t : tensors) {
+    const std::uint32_t found = crc32c(mapped.data() + t->offset, t->bytes);
+    if (found == t->crc) continue;
+    where += fmt::format("\n  in tensor '{}', bytes {} to {}: checksum {:08x}, expected {:08x}",
+                         t->name,
+                         t->offset,
+                         t->offset + t->bytes,
+                         found,
+                         t->crc);
+  }
+  if (where.empty()) where = "\n  in the header, outside of all tensors";
+  throw InputError(fmt::format("{}: damaged: checksum {:08x}, the manifest says {:08x}{}",
+                               path.string(),
+                               crc,
+                               file.crc,
+                               where));
+}
+
+}  // namespace
+
+StateValues load_checkpoint(const fs::path& checkpoint,
+                            std::span<const StateTensor> tensors,
+                            bool strict,
+                            Stream& stream) {
+  const Manifest manifest = read_manifest(checkpoint);
+  Wanted wanted;
+  std::size_t largest = 0;
+  for (const auto& t : tensors) {
+    MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
+    largest = std::max(largest, t.view.bytes());
+  }
+  require_same(checkpoint, manifest, wanted, strict);
+  Staging staging(stream, std::min(largest, kStagingBytes));
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const auto in_file = tensors_of(manifest, i);
+    const bool needed = std::any_of(
+        in_file.begin(), in_file.end(), [&](const auto* t) { return wanted.contains(t->name); });
+    if (!needed && !strict) continue;
+    const fs::path path = checkpoint / manifest.files[i].name;
+    const MappedFile mapped(path, MappedFile::Links::refuse);
+    check_bytes(mapped, path, manifest.files[i], in_file);
+    for (const auto* t : in_file) {
+      if (const auto w = wanted.find(t->name); w != wanted.end())
+        staging.write(w->second->view, mapped.data() + t->offset);
+    }
+  }
+  return manifest.values;
+}
+
+std::string checkpoint_config(const fs::path& checkpoint) {
+  return read_manifest(checkpoint).config;
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  const Manifest manifest = read_manifest(checkpoint);
+  std::string problems;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const fs::path path = checkpoint / manifest.files[i].name;
+    try {
+      check_bytes(MappedFile(path, MappedFile::Links::refuse),
+                  path,
+                  manifest.files[i],
+                  tensors_of(manifest, i));
+    } catch (const InputError& e) {
+      problems += (problems.empty() ? "" : "\n") + std::string(e.what());
+    }
+  }
+  if (!problems.empty()) throw InputError(problems);
+}
+
+}  // namespace moesaic

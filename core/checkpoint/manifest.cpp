@@ -1,0 +1,388 @@
+#include "core/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "core/base/crc32c.h"
+#include "core/checkpoint/durable_file.h"
+#include "core/checkpoint/safetensors_header.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kFormat = "moesaic checkpoint";
+constexpr int kMaxDepth = 4;  // {"tensors": [{"shape": [..]}]}
+constexpr std::size_t kMaxFileName = 200;
+
+std::string hex(std::uint32_t crc) {
+  return fmt::format("{:08x}", crc);
+}
+
+// The end of the file. It holds the checksum of all bytes before it, so that no byte of the file is
+// unchecked.
+std::string seal(std::uint32_t crc) {
+  return fmt::format(",\n\"manifest_crc32c\": \"{:08x}\"}}\n", crc);
+}
+
+// JSON has no numbers for these.
+ordered_json real_to_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+ordered_json values_to_json(const StateValues& values) {
+  auto reals = ordered_json::object();
+  for (const auto& [name, value] : values.reals)
+    reals[name] = real_to_json(value);
+  return {{"integers", values.integers}, {"reals", reals}, {"texts", values.texts}};
+}
+
+ordered_json tensor_to_json(const ManifestTensor& t, const Manifest& manifest) {
+  const std::vector<std::int64_t> shape(t.shape.dim.begin(), t.shape.dim.begin() + t.shape.rank);
+  return {{"name", t.name},
+          {"dtype", safetensors::stored_name(t.dtype)},
+          {"shape", shape},
+          {"file", manifest.files.at(t.file).name},
+          {"offset", t.offset},
+          {"bytes", t.bytes},
+          {"crc32c", hex(t.crc)}};
+}
+
+// One object a line: the file stays readable and diffable.
+template <class List, class ToJson>
+void append_list(std::string& text, const char* name, const List& list, const ToJson& to_json) {
+  text += fmt::format(",\n\"{}\": [", name);
+  for (std::size_t i = 0; i < list.size(); ++i)
+    text += (i == 0 ? "\n" : ",\n") + to_json(list[i]).dump();
+  text += "]";
+}
+
+// --- reading
+
+class Reader {
+ public:
+  explicit Reader(const std::string& file) : file_(file) {}
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw InputError(fmt::format("{}: {}", file_, why));
+  }
+
+  json parse(std::string_view text) const {
+    std::vector<std::set<std::string>> keys;  // of the open objects, by depth
+    const auto on_event = [&](int depth, json::parse_event_t event, json& value) {
+      const auto level = static_cast<std::size_t>(depth);
+      if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+        if (depth >= kMaxDepth) fail(fmt::format("nested deeper than {} levels", kMaxDepth));
+        if (keys.size() <= level + 1) keys.resize(level + 2);
+        keys[level + 1].clear();
+      } else if (event == json::parse_event_t::key) {
+        const auto& key = value.get_ref<const std::string&>();
+        if (!keys[level].insert(key).second)
+          fail(fmt::format("key '{}' appears twice", key.substr(0, 200)));
+      }
+      return true;
+    };
+    try {
+      return json::parse(text.begin(), text.end(), on_event);
+    } catch (const json::exception& e) {
+      fail(fmt::format("not JSON: {}", std::string(e.what()).substr(0, 200)));
+    }
+  }
+
+  const json& member(const json& object,
+                     const char* key,
+                     json::value_t type,
+                     const std::string& where) const {
+    if (!object.is_object()) fail(fmt::format("{} is not an object", where));
+    const auto found = object.find(key);
+    if (found == object.end()) fail(fmt::format("{} has no '{}'", where, key));
+    if (found->type() != type) fail(fmt::format("'{}' of {} has the wrong type", key, where));
+    return *found;
+  }
+  const std::string& text(const json& object, const char* key, const std::string& where) const {
+    return member(object, key, json::value_t::string, where).get_ref<const std::string&>();
+  }
+  std::uint64_t count(const json& object, const char* key, const std::string& where) const {
+    const auto n = member(object, key, json::value_t::number_unsigned, where).get<std::uint64_t>();
+    if (n > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      fail(fmt::format("'{}' of {} is {}, beyond any size", key, where, n));
+    }
+    return n;
+  }
+  const json& list(const json& object, const char* key, const std::string& where) const {
+    return member(object, key, json::value_t::array, where);
+  }
+  std::uint32_t crc(const json& object, const std::string& where) const {
+    const auto& digits = text(object, "crc32c", where);
+    std::uint32_t value = 0;
+    const auto* end = digits.data() + digits.size();
+    const auto parsed = std::from_chars(digits.data(), end, value, 16);
+    if (digits.size() != 8 || parsed.ec != std::errc() || parsed.ptr != end) {
+      fail(fmt::format("'crc32c' of {} is not eight hexadecimal digits", where));
+    }
+    return value;
+  }
+
+  StateValues values(const json& root) const {
+    const auto& group = member(root, "values", json::value_t::object, "the manifest");
+    StateValues values;
+    for (const auto& [name, v] :
+         member(group, "integers", json::value_t::object, "'values'").items()) {
+      if (!v.is_number_integer() ||
+          (v.is_number_unsigned() && v.get<std::uint64_t>() > INT64_MAX)) {
+        fail(fmt::format("value '{}' is not a 64-bit integer", name));
+      }
+      values.integers[name] = v.get<std::int64_t>();
+    }
+    for (const auto& [name, v] :
+         member(group, "reals", json::value_t::object, "'values'").items()) {
+      values.reals[name] = real(name, v);
+    }
+    for (const auto& [name, v] :
+         member(group, "texts", json::value_t::object, "'values'").items()) {
+      if (!v.is_string()) fail(fmt::format("value '{}' is not a text", name));
+      values.texts[name] = v.get<std::string>();
+    }
+    return values;
+  }
+
+  ManifestFile file_entry(const json& entry) const {
+    ManifestFile f;
+    f.name = text(entry, "name", "an entry of 'files'");
+    const bool plain = std::all_of(f.name.begin(), f.name.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+             c == '.' || c == '_' || c == '-';
+    });
+    if (!plain || f.name.empty() || f.name.front() == '.' || f.name.size() > kMaxFileName ||
+        f.name == kManifestName) {
+      fail(
+          fmt::format("file name '{}' is not allowed (letters, digits, . _ - only, no leading dot)",
+                      f.name.substr(0, 200)));
+    }
+    f.bytes = count(entry, "bytes", fmt::format("file '{}'", f.name));
+    f.crc = crc(entry, fmt::format("file '{}'", f.name));
+    return f;
+  }
+
+  ManifestTensor tensor_entry(const json& entry,
+                              const std::map<std::string, std::size_t>& files) const {
+    ManifestTensor t;
+    t.name = text(entry, "name", "an entry of 'tensors'");
+    const std::string where = fmt::format("tensor '{}'", t.name.substr(0, 200));
+    const auto dtype = safetensors::dtype_from_stored_name(text(entry, "dtype", where));
+    if (!dtype) fail(fmt::format("{} has an unknown dtype", where));
+    t.dtype = *dtype;
+    t.offset = count(entry, "offset", where);
+    t.bytes = count(entry, "bytes", where);
+    t.crc = crc(entry, where);
+    t.shape = shape(list(entry, "shape", where), where);
+    std::uint64_t bytes = byte_size(t.dtype);
+    for (int i = 0; i < t.shape.rank; ++i) {
+      if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(t.shape[i]), &bytes))
+        fail(where + ": the shape overflows");
+    }
+    if (bytes != t.bytes) {
+      fail(fmt::format("{}: shape {} of {} has {} bytes, the manifest says {}",
+                       where,
+                       to_string(t.shape),
+                       moesaic::name(t.dtype),
+                       bytes,
+                       t.bytes));
+    }
+    const auto found = files.find(text(entry, "file", where));
+    if (found == files.end())
+      fail(fmt::format("{} lies in a file that is not in the table of files", where));
+    t.file = found->second;
+    return t;
+  }
+
+ private:
+  double real(const std::string& name, const json& v) const {
+    if (v.is_number()) return v.get<double>();
+    if (v == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (v == "inf") return std::numeric_limits<double>::infinity();
+    if (v == "-inf") return -std::numeric_limits<double>::infinity();
+    fail(fmt::format("value '{}' is not a number", name));
+  }
+  Shape shape(const json& extents, const std::string& where) const {
+    if (extents.size() > Shape::kMaxRank)
+      fail(fmt::format("{} has rank {}, at most {}", where, extents.size(), Shape::kMaxRank));
+    Shape s;
+    for (const auto& e : extents) {
+      if (!e.is_number_unsigned() || e.get<std::uint64_t>() > INT64_MAX)
+        fail(where + " has an extent that is no size");
+      s.dim[static_cast<std::size_t>(s.rank++)] = e.get<std::int64_t>();
+    }
+    return s;
+  }
+
+  const std::string& file_;
+};
+
+void check_seal(std::string_view text, const Reader& reader) {
+  const std::size_t length = seal(0).size();
+  if (text.size() <= length)
+    reader.fail(fmt::format("{} bytes are too few for a manifest", text.size()));
+  const auto body = text.substr(0, text.size() - length);
+  const auto found = text.substr(body.size());
+  const std::string expected = seal(crc32c(body.data(), body.size()));
+  if (found == expected) return;
+  if (!found.starts_with(expected.substr(0, length - 12))) {
+    reader.fail("does not end with its checksum: truncated or changed");
+  }
+  reader.fail(fmt::format("checksum of the manifest is {}, computed {}: the file was changed",
+                          found.substr(length - 11, 8),
+                          expected.substr(length - 11, 8)));
+}
+
+void check_schema(const json& root, const Reader& reader) {
+  if (reader.text(root, "format", "the manifest") != kFormat)
+    reader.fail("not the manifest of a moesaic checkpoint");
+  const auto schema = reader.count(root, "schema", "the manifest");
+  if (schema != kManifestSchema) {
+    reader.fail(fmt::format(
+        "has schema version {}; this program reads version {}", schema, kManifestSchema));
+  }
+}
+
+// Tensors of a file must lie in it and must not overlap.
+void check_places(const Manifest& manifest, const Reader& reader) {
+  std::vector<const ManifestTensor*> order;
+  for (const auto& t : manifest.tensors)
+    order.push_back(&t);
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return std::tuple{a->file, a->offset, a->bytes} < std::tuple{b->file, b->offset, b->bytes};
+  });
+  const ManifestTensor* last = nullptr;
+  for (const auto* t : order) {
+    const auto& file = manifest.files[t->file];
+    if (t->offset > file.bytes || t->bytes > file.bytes - t->offset) {
+      reader.fail(fmt::format(
+          "tensor '{}' ends beyond the {} bytes of '{}'", t->name, file.bytes, file.name));
+    }
+    if (last != nullptr && last->file == t->file && last->offset + last->bytes > t->offset) {
+      reader.fail(fmt::format("tensors '{}' and '{}' overlap", last->name, t->name));
+    }
+    last = t;
+  }
+}
+
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  try {
+    std::string text = fmt::format("{{\"format\": \"{}\",\n\"schema\": {},\n\"step\": {}",
+                                   kFormat,
+                                   kManifestSchema,
+                                   manifest.step);
+    text += ",\n\"values\": " + values_to_json(manifest.values).dump();
+    text += ",\n\"config\": " + ordered_json(manifest.config).dump();
+    append_list(text, "files", manifest.files, [](const ManifestFile& f) {
+      return ordered_json{{"name", f.name}, {"bytes", f.bytes}, {"crc32c", hex(f.crc)}};
+    });
+    append_list(text, "tensors", manifest.tensors, [&](const ManifestTensor& t) {
+      return tensor_to_json(t, manifest);
+    });
+    return text + seal(crc32c(text.data(), text.size()));
+  } catch (const json::exception& e) {
+    throw InputError(fmt::format("a name, value or the configuration is not UTF-8: {}", e.what()));
+  }
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  const Reader reader(file);
+  check_seal(text, reader);
+  const json root = reader.parse(text);
+  check_schema(root, reader);
+  Manifest manifest;
+  manifest.step = static_cast<std::int64_t>(reader.count(root, "step", "the manifest"));
+  manifest.values = reader.values(root);
+  manifest.config = reader.text(root, "config", "the manifest");
+  std::map<std::string, std::size_t> files;
+  for (const auto& entry : reader.list(root, "files", "the manifest")) {
+    manifest.files.push_back(reader.file_entry(entry));
+    const auto& name = manifest.files.back().name;
+    if (!files.emplace(name, files.size()).second)
+      reader.fail(fmt::format("file '{}' is listed twice", name));
+  }
+  std::set<std::string> names;
+  for (const auto& entry : reader.list(root, "tensors", "the manifest")) {
+    manifest.tensors.push_back(reader.tensor_entry(entry, files));
+    const auto& name = manifest.tensors.back().name;
+    if (!names.insert(name).second)
+      reader.fail(fmt::format("tensor '{}' is listed twice", name.substr(0, 200)));
+  }
+  check_places(manifest, reader);
+  return manifest;
+}
+
+Manifest read_manifest(const fs::path& checkpoint) {
+  std::error_code error;
+  const fs::path path = checkpoint / kManifestName;
+  if (!fs::is_directory(checkpoint, error)) {
+    throw InputError(fmt::format("{}: not a checkpoint: no such folder", checkpoint.string()));
+  }
+  if (!fs::exists(fs::symlink_status(path, error))) {
+    throw InputError(
+        fmt::format("{}: not a checkpoint: it has no {}", checkpoint.string(), kManifestName));
+  }
+  const MappedFile mapped(path, MappedFile::Links::refuse);
+  if (mapped.size() > kMaxManifestBytes) {
+    throw InputError(
+        fmt::format("{}: {} bytes, at most {}", path.string(), mapped.size(), kMaxManifestBytes));
+  }
+  Manifest manifest = parse_manifest(mapped.text(), path.string());
+  const fs::path folder =
+      checkpoint.has_filename() ? checkpoint.filename() : checkpoint.parent_path().filename();
+  if (const auto step = step_of_folder(folder.string()); step >= 0 && step != manifest.step) {
+    throw InputError(fmt::format("{}: is the manifest of step {}, but lies in folder {}",
+                                 path.string(),
+                                 manifest.step,
+                                 folder.string()));
+  }
+  for (const auto& f : manifest.files) {
+    const fs::path file = checkpoint / f.name;
+    const auto kind = fs::symlink_status(file, error).type();
+    if (kind == fs::file_type::not_found)
+      throw InputError(
+          fmt::format("{}: missing; the manifest lists it with {} bytes", file.string(), f.bytes));
+    if (kind != fs::file_type::regular)
+      throw InputError(fmt::format("{}: not a regular file", file.string()));
+    if (const auto size = fs::file_size(file, error); error || size != f.bytes) {
+      throw InputError(fmt::format("{}: has {} bytes, the manifest says {}: truncated or changed",
+                                   file.string(),
+                                   error ? 0 : size,
+                                   f.bytes));
+    }
+  }
+  return manifest;
+}
+
+std::string folder_name(std::int64_t step) {
+  return fmt::format("step-{:08d}", step);
+}
+
+std::int64_t step_of_folder(const std::string& name) {
+  if (!name.starts_with("step-")) return -1;
+  std::int64_t step = -1;
+  const auto* end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data() + 5, end, step);
+  // Only the one spelling that we write: "step-100" beside "step-00000100" would be two folders of
+  // one step.
+  if (parsed.ec != std::errc() || parsed.ptr != end || step < 0 || folder_name(step) != name)
+    return -1;
+  return step;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,61 @@
+#pragma once
+// manifest.json of a checkpoint (docs/checkpoint_format.md); used by the files of this folder and
+// their tests.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/checkpoint/checkpoint.h"
+
+namespace moesaic {
+
+constexpr std::int64_t kManifestSchema = 1;
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 30;
+constexpr const char* kManifestName = "manifest.json";
+
+struct ManifestFile {
+  std::string name;  ///< [A-Za-z0-9._-]+, not beginning with a dot
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;  ///< CRC-32C of the whole file
+};
+
+struct ManifestTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+  std::size_t file = 0;      ///< index into Manifest::files
+  std::uint64_t offset = 0;  ///< from the start of the file
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;
+};
+
+struct Manifest {
+  std::int64_t step = 0;
+  StateValues values;
+  std::string config;
+  std::vector<ManifestFile> files;
+  std::vector<ManifestTensor> tensors;
+};
+
+/// The bytes of manifest.json: JSON whose last member is the checksum of all bytes before it.
+/// Throws InputError for a text that is not UTF-8.
+std::string manifest_text(const Manifest& manifest);
+
+/// Parses and checks: checksum, schema, depth, types, ranges, duplicate keys and names, file names
+/// without folders, tensors inside their files and sizes that fit their shapes. Throws InputError;
+/// `file` is what it names.
+Manifest parse_manifest(std::string_view text, const std::string& file);
+
+/// Reads the manifest of a checkpoint folder and checks it against the folder: it exists, its step
+/// is the one in the folder's name, all files of its table are there with their sizes. Throws
+/// InputError.
+Manifest read_manifest(const std::filesystem::path& checkpoint);
+
+/// "step-00000100"
+std::string folder_name(std::int64_t step);
+/// The step of such a name, -1 for any other text.
+std::int64_t step_of_folder(const std::string& name);
+
+}  // namespace moesaic

@@ -1,0 +1,127 @@
+#include "core/train/metrics.h"
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "core/checkpoint/durable_file.h"
+
+namespace moesaic {
+namespace {
+
+using nlohmann::ordered_json;
+
+// A JSON object that remembers whether a number in it was not finite.
+class Object {
+ public:
+  explicit Object(const std::string& type) { json_["type"] = type; }
+  void put(const std::string& key, double value) { json_[key] = number(value); }
+  void put(const std::string& key, std::int64_t value) { json_[key] = value; }
+  void put(const std::string& key, const std::string& value) { json_[key] = value; }
+  void put(const std::string& key, bool value) { json_[key] = value; }
+  void put(const std::string& key, ordered_json value) { json_[key] = std::move(value); }
+  template <class T>
+  void put(const std::string& key, const std::optional<T>& value) {
+    if (value) put(key, *value);
+  }
+  ordered_json number(double value) {
+    if (std::isfinite(value)) return value;
+    non_finite_ = true;
+    return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  }
+  // Texts come from paths and messages; a byte that is not UTF-8 must not cost the line.
+  std::string line() {
+    if (non_finite_) json_["non_finite"] = true;
+    return json_.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  }
+
+ private:
+  ordered_json json_ = ordered_json::object();
+  bool non_finite_ = false;
+};
+
+ordered_json experts_to_json(const std::vector<ExpertLoad>& experts, Object& object) {
+  auto list = ordered_json::array();
+  for (const auto& e : experts) {
+    list.push_back({{"layer", e.layer},
+                    {"max_over_mean", object.number(e.max_over_mean)},
+                    {"dead", e.dead_experts}});
+  }
+  return list;
+}
+
+bool ends_in_the_middle_of_a_line(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || file.tellg() <= 0) return false;
+  file.seekg(-1, std::ios::end);
+  return file.get() != '\n';
+}
+
+}  // namespace
+
+std::string to_json(const StepRecord& r) {
+  Object o("step");
+  o.put("step", r.step);
+  o.put("loss", r.loss);
+  if (!r.loss_parts.empty()) {
+    auto parts = ordered_json::object();
+    for (const auto& [name, value] : r.loss_parts)
+      parts[name] = o.number(value);
+    o.put("loss_parts", std::move(parts));
+  }
+  o.put("grad_norm", r.grad_norm);
+  o.put("lr", r.learning_rate);
+  o.put("tokens", r.tokens);
+  o.put("total_tokens", r.total_tokens);
+  o.put("seconds", r.seconds);
+  o.put("skipped", r.skipped);
+  if (!r.experts.empty()) o.put("experts", experts_to_json(r.experts, o));
+  o.put("flops", r.flops);
+  o.put("memory_bytes", r.memory_bytes);
+  return o.line();
+}
+
+struct MetricsWriter::Impl {
+  explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
+  // The newline goes with the object in one write, so that a kill tears at most this line.
+  void write(std::string text) { file.write(text += '\n'); }
+  DurableFile file;
+};
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, const RunHeader& header) {
+  const bool torn = ends_in_the_middle_of_a_line(path);
+  impl_ = std::make_unique<Impl>(path);
+  if (torn) impl_->write("");
+  Object o("header");
+  o.put("config_hash", header.config_hash);
+  o.put("version", header.version);
+  o.put("ranks", std::int64_t{header.ranks});
+  o.put("start_step", header.start_step);
+  for (const auto& [key, value] : header.texts)
+    o.put(key, value);
+  impl_->write(o.line());
+}
+MetricsWriter::~MetricsWriter() = default;
+
+void MetricsWriter::write(const StepRecord& record) {
+  impl_->write(to_json(record));
+}
+
+void MetricsWriter::event(const std::string& type,
+                          std::int64_t step,
+                          const std::map<std::string, double>& values,
+                          const std::map<std::string, std::string>& texts) {
+  Object o(type);
+  o.put("step", step);
+  for (const auto& [key, value] : values)
+    o.put(key, value);
+  for (const auto& [key, value] : texts)
+    o.put(key, value);
+  impl_->write(o.line());
+}
+
+}  // namespace moesaic
