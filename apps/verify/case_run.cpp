@@ -88,7 +88,7 @@ struct CaseRun::Impl {
     }
     const Buffer host(std::max<std::size_t>(device.bytes(), 1), kCpu, "verify");
     write_as(dtype, host.data(), values);
-    moesaic::copy(device, host.view(shape, dtype), stream_of(backend));
+    copy_tensor(device, host.view(shape, dtype), stream_of(backend));
     stream_of(backend).synchronize();
     return device;
   }
@@ -98,7 +98,7 @@ struct CaseRun::Impl {
     stream_of(backend).synchronize();
     if (view.device() == kCpu) return read_back<Out>(view);
     const Buffer host(std::max<std::size_t>(view.bytes(), 1), kCpu, "verify");
-    moesaic::copy(host.view(view.shape(), view.dtype()), view, stream_of(backend));
+    copy_tensor(host.view(view.shape(), view.dtype()), view, stream_of(backend));
     stream_of(backend).synchronize();
     return read_back<Out>(host.view(view.shape(), view.dtype()));
   }
@@ -219,7 +219,7 @@ std::vector<double> CaseRun::host_reals(const std::string& name) const { return 
 
 TensorView CaseRun::zeros(Shape shape, DType dtype) {
   const TensorView view = impl_->allocate(shape, dtype);
-  zero(view, stream());
+  zero_tensor(view, stream());
   return view;
 }
 TensorView CaseRun::poisoned(Shape shape, DType dtype) {
@@ -227,7 +227,7 @@ TensorView CaseRun::poisoned(Shape shape, DType dtype) {
   const TensorView view = impl_->allocate(shape, dtype);
   const Buffer host(std::max<std::size_t>(view.bytes(), 1), kCpu, "verify");
   std::memset(host.data(), 0xff, view.bytes());
-  moesaic::copy(view, host.view(shape, dtype), stream());
+  copy_tensor(view, host.view(shape, dtype), stream());
   stream().synchronize();
   return view;
 }
