@@ -18,6 +18,7 @@ using moesaic::ExitCode;
 constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
+    moesaic::apps::add_verify,
 };
 
 int code(ExitCode exit_code) {

