@@ -8,6 +8,9 @@ namespace moesaic::verify {
 namespace {
 
 void kda_case(CaseRun& run) {
+  // The norm after a nearly empty state amplifies rounding: in f32 the gradients of the first tokens are off by 25 units of
+  // roundoff, in bf16 by as many of its own.
+  run.scale_limit(1, 4);
   const std::int64_t tokens = run.shape("in.x")[0], hidden = run.shape("in.x")[1];
   ModuleRun owner(run);
   KdaAttention module(owner.params(), "", kda_options(run, "", hidden, run.cfg_real("eps")));

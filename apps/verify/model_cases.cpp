@@ -83,7 +83,7 @@ class ModelCase {
     model_.backward(context, *batch_);
   }
   void replay_choices();
-  void expect_first_pass();
+  void expect_first_pass(bool gradients);
   void record();
   void step();
   void expect_trajectory();
@@ -132,7 +132,7 @@ void ModelCase::set_sequence() {
   for (std::size_t d = 1; d < borders.size(); ++d) scalars_.documents += borders[d] > borders[d - 1] ? 1 : 0;
 }
 
-void ModelCase::expect_first_pass() {
+void ModelCase::expect_first_pass(bool gradients) {
   const TensorView logits = run_.poisoned({tokens_, options_.vocabulary}, run_.precision().stats);
   RunContext context = owner_.context();
   model_.head().logits(context, model_.final_hidden(*batch_), logits);
@@ -152,7 +152,7 @@ void ModelCase::expect_first_pass() {
     }
   }
   if (options_.mtp) run_.expect_exact("aux.topk.mtp", batch_->mtp->layer.in(model_.moe_layers().back().moe->activations().topk));
-  owner_.expect_gradients("grad.w.");
+  if (gradients) owner_.expect_gradients("grad.w.");
 }
 
 void ModelCase::replay_choices() {
@@ -211,20 +211,21 @@ void model_case(CaseRun& run) {
   run.scale_limit(64, 4);
   ModelCase c(run);
   if (run.precision().compute == DType::bf16) {
-    // Choices lie 2e-4 from a tie: bf16 would choose otherwise, and every step differently. So the stored choices are
-    // replayed, and the trajectory is left to the wider types.
+    // Choices lie 2e-4 from a tie, nearer than bf16 can tell: the stored ones are replayed. Gradients amplify rounding
+    // 200 to 1300 times (cfg f32_grad_error against 2^-24), so that in bf16 nothing would be left to judge them by; the
+    // cases of single layers do that.
     c.replay_choices();
     c.pass();
-    c.expect_first_pass();
-    for (const char* prefix : {"traj.", "final."}) {
-      for (const auto& name : run.names_with_prefix(prefix)) run.waive(name, "bf16 chooses otherwise within a few steps");
+    c.expect_first_pass(false);
+    for (const char* prefix : {"grad.", "traj.", "final."}) {
+      for (const auto& name : run.names_with_prefix(prefix)) run.waive(name, "amplified rounding");
     }
     return;
   }
   const std::int64_t steps = run.cfg_int("optimizer.steps");
   for (std::int64_t s = 0; s <= steps; ++s) {
     c.pass();
-    if (s == 0) c.expect_first_pass();
+    if (s == 0) c.expect_first_pass(true);
     c.record();
     if (s < steps) c.step();
   }

@@ -96,6 +96,23 @@ TEST_CASE("a dry run finds exactly the memory that the step takes") {
   }
 }
 
+TEST_CASE("f32 and bf16 give the gradients of f64 to their precision") {
+  const auto exact = values<double>(run_step({.precision = kF64}).gradients);
+  const auto error = [&](const std::vector<float>& got) {
+    REQUIRE(got.size() == exact.size());
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      difference += (got[i] - exact[i]) * (got[i] - exact[i]);
+      norm += exact[i] * exact[i];
+    }
+    return std::sqrt(difference / norm);
+  };
+  CHECK(error(values<float>(reference().gradients)) < 1e-5);
+  const StepResult rounded = run_step({.precision = kBf16});
+  CHECK(error(values<float>(rounded.gradients)) < 0.1);
+  require_same(run_step({.precision = kBf16, .policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred, .poisoned = true}), rounded);
+}
+
 TEST_CASE("a pattern that names a choice is refused") {
   for (const char* pattern : {"moe.topk", "indexer.selected", "moe.*"}) {
     INFO(pattern);
