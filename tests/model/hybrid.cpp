@@ -106,7 +106,7 @@ ModelOptions hybrid_options() {
 }
 
 StepResult run_step(const StepPlan& plan) {
-  const ModelOptions options = hybrid_options();
+  const ModelOptions& options = plan.options;
   const bool dry = plan.mode == Stream::Mode::dry;
   ParameterStore params(plan.precision);
   Model model(params, options);

@@ -16,6 +16,7 @@ constexpr std::int64_t kTokens = 37;
 ModelOptions hybrid_options();
 
 struct StepPlan {
+  ModelOptions options = hybrid_options();
   Precision precision = kF32;
   RecomputePolicy policy;
   WeightGradients::Mode weight_gradients = WeightGradients::Mode::at_once;
