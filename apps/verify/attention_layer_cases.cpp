@@ -8,8 +8,8 @@ namespace moesaic::verify {
 namespace {
 
 void kda_case(CaseRun& run) {
-  // The norm after a nearly empty state amplifies rounding: in f32 the gradients of the first tokens are off by 25 units of
-  // roundoff, in bf16 by as many of its own.
+  // The norm after a nearly empty state amplifies rounding: in f32 the gradients of the first
+  // tokens are off by 25 units of roundoff, in bf16 by as many of its own.
   run.scale_limit(1, 4);
   const std::int64_t tokens = run.shape("in.x")[0], hidden = run.shape("in.x")[1];
   ModuleRun owner(run);
@@ -36,15 +36,22 @@ void mla_case(CaseRun& run) {
   owner.expect_gradients("grad.w.");
 }
 
-/// aux.kept [T, T]: which keys every query attends to; from the selection, or all visible ones in the warm-up stage.
-std::vector<std::int64_t> kept_keys(CaseRun& run, ModuleRun& owner, const std::vector<double>& selected, bool sparse) {
+/// aux.kept [T, T]: which keys every query attends to; from the selection, or all visible ones in
+/// the warm-up stage.
+std::vector<std::int64_t> kept_keys(CaseRun& run,
+                                    ModuleRun& owner,
+                                    const std::vector<double>& selected,
+                                    bool sparse) {
   const std::int64_t tokens = run.shape("in.x")[0], k = run.shape("aux.topk")[1];
   std::vector<std::int64_t> kept(static_cast<std::size_t>(tokens * tokens), 0);
-  const auto keep = [&](std::int64_t t, std::int64_t s) { kept[static_cast<std::size_t>(t * tokens + s)] = 1; };
+  const auto keep = [&](std::int64_t t, std::int64_t s) {
+    kept[static_cast<std::size_t>(t * tokens + s)] = 1;
+  };
   const auto& borders = owner.borders();
   for (std::size_t d = 1; d < borders.size(); ++d) {
     for (std::int64_t t = borders[d - 1]; t < borders[d]; ++t) {
-      for (std::int64_t s = borders[d - 1]; !sparse && s <= t; ++s) keep(t, s);
+      for (std::int64_t s = borders[d - 1]; !sparse && s <= t; ++s)
+        keep(t, s);
       for (std::int64_t j = 0; sparse && j < k; ++j) {
         const auto s = static_cast<std::int64_t>(selected[static_cast<std::size_t>(t * k + j)]);
         if (s >= 0) keep(t, s);
@@ -54,7 +61,8 @@ std::vector<std::int64_t> kept_keys(CaseRun& run, ModuleRun& owner, const std::v
   return kept;
 }
 
-/// One forward and backward pass with the indexer's loss weighted by `kl_weight`; `report` sees the layer in between.
+/// One forward and backward pass with the indexer's loss weighted by `kl_weight`; `report` sees the
+/// layer in between.
 struct DsaRun {
   DsaRun(CaseRun& run, double kl_weight) : owner(run) {
     const std::int64_t tokens = run.shape("in.x")[0], hidden = run.shape("in.x")[1];
@@ -68,7 +76,8 @@ struct DsaRun {
     scores = run.poisoned({tokens, tokens}, run.precision().stats);
     module->indexer()->set_scores(scores);
     // Scores are 5e-3 from a tie, nearer than bf16 can tell: there the stored choice is replayed.
-    if (run.precision().compute == DType::bf16) module->indexer()->set_given(run.load_i32("aux.topk"));
+    if (run.precision().compute == DType::bf16)
+      module->indexer()->set_given(run.load_i32("aux.topk"));
     layer = std::make_unique<LayerRun>(owner, *module, tokens, hidden);
   }
   ModuleRun owner;
@@ -92,7 +101,8 @@ void dsa_case(CaseRun& run) {
   // The objective alone, through a cotangent of zero: nothing else gets a gradient.
   DsaRun alone(run, 1.0);
   alone.layer->forward();
-  const TensorView dx = alone.layer->backward(run.zeros(run.shape("cot.y"), run.precision().compute));
+  const TensorView dx =
+      alone.layer->backward(run.zeros(run.shape("cot.y"), run.precision().compute));
   run.expect("aux.kl", {alone.owner.loss(Loss::indexer_kl)});
   alone.owner.expect_gradients("gradkl.w.", "indexer.");
   alone.owner.expect_no_gradient_outside("indexer.");

@@ -42,7 +42,8 @@ MlaOptions mla_options(const CaseRun& run, const std::string& at, std::int64_t h
   o.output_gate = run.cfg_bool(at + "gate");
   o.rope = run.cfg_has(at + "rope_theta");
   if (o.rope) o.rope_theta = run.cfg_real(at + "rope_theta");
-  if (run.cfg_has(at + "rope_interleaved")) o.rope_interleaved = run.cfg_bool(at + "rope_interleaved");
+  if (run.cfg_has(at + "rope_interleaved"))
+    o.rope_interleaved = run.cfg_bool(at + "rope_interleaved");
   o.latent_eps = run.cfg_real(at + "latent_eps");
   return o;
 }
@@ -71,7 +72,9 @@ MoeOptions moe_options(const CaseRun& run, const std::string& at, std::int64_t h
   o.renormalize = run.cfg_bool(at + "renorm");
   o.route_scale = run.cfg_real(at + "route_scale");
   o.capacity = int_or(run, at + "capacity", 0);
-  if (o.capacity > 0) o.drop_policy = run.cfg_text(at + "drop_policy") == "position" ? DropPolicy::position : DropPolicy::prob;
+  if (o.capacity > 0)
+    o.drop_policy =
+        run.cfg_text(at + "drop_policy") == "position" ? DropPolicy::position : DropPolicy::prob;
   o.eps = eps;
   return o;
 }

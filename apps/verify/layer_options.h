@@ -4,7 +4,8 @@
 
 namespace moesaic::verify {
 
-// Sizes of a golden case's layers as modules take them; `at` is where they lie in cfg ("" or "moe.").
+// Sizes of a golden case's layers as modules take them; `at` is where they lie in cfg ("" or
+// "moe.").
 GluActivation glu_activation(const CaseRun& run, const std::string& at);
 KdaOptions kda_options(const CaseRun& run, const std::string& at, std::int64_t hidden, double eps);
 MlaOptions mla_options(const CaseRun& run, const std::string& at, std::int64_t hidden);

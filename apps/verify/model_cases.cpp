@@ -17,15 +17,19 @@ ModelOptions model_options(const CaseRun& run) {
   o.eps = run.cfg_real("eps");
   o.name_prefix = run.cfg_text("prefix");
   o.layers.resize(static_cast<std::size_t>(run.cfg_int("layers")));
-  for (const std::int64_t l : run.cfg_ints("kda_layers")) o.layers[static_cast<std::size_t>(l)].is_kda = true;
-  for (auto l = static_cast<std::size_t>(run.cfg_int("first_dense")); l < o.layers.size(); ++l) o.layers[l].is_moe = true;
+  for (const std::int64_t l : run.cfg_ints("kda_layers"))
+    o.layers[static_cast<std::size_t>(l)].is_kda = true;
+  for (auto l = static_cast<std::size_t>(run.cfg_int("first_dense")); l < o.layers.size(); ++l)
+    o.layers[l].is_moe = true;
   o.kda = kda_options(run, "kda.", o.hidden, o.eps);
   o.mla = mla_options(run, "mla.", o.hidden);
   if (run.cfg_has("dsa")) {
     o.mla.indexer = indexer_options(run, "dsa.");
     o.mla.indexer->kl_weight = run.cfg_real("dsa.kl_weight");
   }
-  o.dense = {.hidden = o.hidden, .inner = run.cfg_int("dense_inter"), .activation = glu_activation(run, "moe.")};
+  o.dense = {.hidden = o.hidden,
+             .inner = run.cfg_int("dense_inter"),
+             .activation = glu_activation(run, "moe.")};
   o.moe = moe_options(run, "moe.", o.hidden, o.eps);
   if (run.cfg_has("aux_weight")) {
     o.moe.aux_loss = AuxLoss::sequence;
@@ -58,16 +62,19 @@ OptimizerOptions optimizer_options(const CaseRun& run) {
 
 class ModelCase {
  public:
-  explicit ModelCase(CaseRun& run) : run_(run), owner_(run), options_(model_options(run)), model_(owner_.params(), options_) {
+  explicit ModelCase(CaseRun& run)
+      : run_(run), owner_(run), options_(model_options(run)), model_(owner_.params(), options_) {
     owner_.load_weights();
     optimizer_ = std::make_unique<Optimizer>(owner_.params(), optimizer_options(run));
     set_sequence();
     model_.plan({tokens_}, {});
     const auto bytes = static_cast<std::int64_t>(model_.slot_bytes());
-    batch_ = std::make_unique<Model::MicroBatch>(model_.make_micro_batch(run.poisoned({bytes}, DType::u8)));
+    batch_ = std::make_unique<Model::MicroBatch>(
+        model_.make_micro_batch(run.poisoned({bytes}, DType::u8)));
     if (options_.moe.bias_rule != BiasRule::quantile_exact) return;
     for (const auto& named : model_.moe_layers()) {
-      const TensorView margins = run.poisoned({tokens_, options_.moe.experts}, run.precision().stats);
+      const TensorView margins =
+          run.poisoned({tokens_, options_.moe.experts}, run.precision().stats);
       named.moe->set_margins(margins, margins);
     }
   }
@@ -75,7 +82,8 @@ class ModelCase {
   /// Forward and backward of the micro-batch; the learning rate and divisors of a step.
   void pass() {
     owner_.begin_step();
-    for (const auto& named : model_.moe_layers()) named.moe->reset_margins();
+    for (const auto& named : model_.moe_layers())
+      named.moe->reset_margins();
     optimizer_->begin_step(scalars_, run_.stream());
     owner_.set_scalars(optimizer_->scalars());
     RunContext context = owner_.context();
@@ -95,7 +103,8 @@ class ModelCase {
   double kl() { return owner_.loss(Loss::indexer_kl) / scalars_.tokens; }
   double total() {
     const double kl_weight = options_.mla.indexer ? options_.mla.indexer->kl_weight : 0.0;
-    return ce() + (options_.mtp ? options_.mtp_weight * mtp() : 0.0) + kl_weight * kl() + owner_.loss(Loss::balance);
+    return ce() + (options_.mtp ? options_.mtp_weight * mtp() : 0.0) + kl_weight * kl() +
+           owner_.loss(Loss::balance);
   }
 
   CaseRun& run_;
@@ -129,7 +138,8 @@ void ModelCase::set_sequence() {
   scalars_.tokens = static_cast<double>(tokens_);
   scalars_.documents = 0;
   const auto& borders = owner_.borders();
-  for (std::size_t d = 1; d < borders.size(); ++d) scalars_.documents += borders[d] > borders[d - 1] ? 1 : 0;
+  for (std::size_t d = 1; d < borders.size(); ++d)
+    scalars_.documents += borders[d] > borders[d - 1] ? 1 : 0;
 }
 
 void ModelCase::expect_first_pass(bool gradients) {
@@ -140,18 +150,23 @@ void ModelCase::expect_first_pass(bool gradients) {
   run_.expect("out.loss_ce", {ce()});
   if (options_.mtp) run_.expect("out.loss_mtp", {mtp()});
   if (options_.mla.indexer) run_.expect("out.loss_kl", {kl()});
-  if (options_.moe.aux_weight != 0) run_.expect("out.loss_aux", {owner_.loss(Loss::balance) / options_.moe.aux_weight});
+  if (options_.moe.aux_weight != 0)
+    run_.expect("out.loss_aux", {owner_.loss(Loss::balance) / options_.moe.aux_weight});
   run_.expect("out.loss_total", {total()});
   int sparse = 0;
   for (std::size_t l = 0; l < model_.layers().size(); ++l) {
     DecoderLayer& layer = *model_.layers()[l];
     Tape& tape = batch_->layers[l];
-    if (layer.moe() != nullptr) run_.expect_exact(fmt::format("aux.topk.{}", l), tape.in(layer.moe()->activations().topk));
+    if (layer.moe() != nullptr)
+      run_.expect_exact(fmt::format("aux.topk.{}", l), tape.in(layer.moe()->activations().topk));
     if (layer.mla() != nullptr && layer.mla()->indexer() != nullptr) {
-      run_.expect_exact(fmt::format("aux.dsa_topk.{}", sparse++), tape.in(layer.mla()->indexer()->selected()));
+      run_.expect_exact(fmt::format("aux.dsa_topk.{}", sparse++),
+                        tape.in(layer.mla()->indexer()->selected()));
     }
   }
-  if (options_.mtp) run_.expect_exact("aux.topk.mtp", batch_->mtp->layer.in(model_.moe_layers().back().moe->activations().topk));
+  if (options_.mtp)
+    run_.expect_exact("aux.topk.mtp",
+                      batch_->mtp->layer.in(model_.moe_layers().back().moe->activations().topk));
   if (gradients) owner_.expect_gradients("grad.w.");
 }
 
@@ -159,7 +174,8 @@ void ModelCase::replay_choices() {
   int sparse = 0;
   for (std::size_t l = 0; l < model_.layers().size(); ++l) {
     DecoderLayer& layer = *model_.layers()[l];
-    if (layer.moe() != nullptr) layer.moe()->set_given(run_.load_i32(fmt::format("aux.topk.{}", l)));
+    if (layer.moe() != nullptr)
+      layer.moe()->set_given(run_.load_i32(fmt::format("aux.topk.{}", l)));
     if (layer.mla() != nullptr && layer.mla()->indexer() != nullptr) {
       layer.mla()->indexer()->set_given(run_.load_i32(fmt::format("aux.dsa_topk.{}", sparse++)));
     }
@@ -195,7 +211,8 @@ void ModelCase::expect_trajectory() {
   for (const std::string& name : run_.names_with_prefix("final.")) {
     const std::string parameter = name.substr(std::string("final.").size());
     if (parameter.starts_with("bias.")) {
-      const auto layer = static_cast<std::size_t>(std::stoul(parameter.substr(std::string("bias.").size())));
+      const auto layer =
+          static_cast<std::size_t>(std::stoul(parameter.substr(std::string("bias.").size())));
       run_.expect(name, params.buffer(model_.layers().at(layer)->moe()->bias()));
     } else {
       const ParamId id = params.find(parameter);
@@ -206,19 +223,21 @@ void ModelCase::expect_trajectory() {
 }
 
 void model_case(CaseRun& run) {
-  // A float32 run of the float64 reference itself is off by up to 8.3e-4 in the largest logits along the trajectory
-  // (k3_tiny_adamw) and 8e-5 in gradients: the norm after a nearly empty KDA state amplifies rounding.
+  // A float32 run of the float64 reference itself is off by up to 8.3e-4 in the largest logits
+  // along the trajectory (k3_tiny_adamw) and 8e-5 in gradients: the norm after a nearly empty KDA
+  // state amplifies rounding.
   run.scale_limit(64, 4);
   ModelCase c(run);
   if (run.precision().compute == DType::bf16) {
-    // Choices lie 2e-4 from a tie, nearer than bf16 can tell: the stored ones are replayed. Gradients amplify rounding
-    // 200 to 1300 times (cfg f32_grad_error against 2^-24), so that in bf16 nothing would be left to judge them by; the
-    // cases of single layers do that.
+    // Choices lie 2e-4 from a tie, nearer than bf16 can tell: the stored ones are replayed.
+    // Gradients amplify rounding 200 to 1300 times (cfg f32_grad_error against 2^-24), so that in
+    // bf16 nothing would be left to judge them by; the cases of single layers do that.
     c.replay_choices();
     c.pass();
     c.expect_first_pass(false);
     for (const char* prefix : {"grad.", "traj.", "final."}) {
-      for (const auto& name : run.names_with_prefix(prefix)) run.waive(name, "amplified rounding");
+      for (const auto& name : run.names_with_prefix(prefix))
+        run.waive(name, "amplified rounding");
     }
     return;
   }

@@ -11,12 +11,18 @@ namespace moesaic::verify {
 namespace {
 // Far more than any golden case takes; running out is an error that names the tensor.
 constexpr std::size_t kTransientBytes = std::size_t{64} << 20;
-ParamId param(std::size_t i) { return {static_cast<std::int32_t>(i)}; }
-BufferId buffer(std::size_t i) { return {static_cast<std::int32_t>(i)}; }
+ParamId param(std::size_t i) {
+  return {static_cast<std::int32_t>(i)};
+}
+BufferId buffer(std::size_t i) {
+  return {static_cast<std::int32_t>(i)};
+}
 }  // namespace
 
 ModuleRun::ModuleRun(CaseRun& run)
-    : run_(run), params_(run.precision()), transient_(kTransientBytes, run.stream().device(), "verify") {
+    : run_(run),
+      params_(run.precision()),
+      transient_(kTransientBytes, run.stream().device(), "verify") {
   if (run.stream().device() == kCpu) transient_.poison();
   set_scalars(StepScalars{});
   losses_ = run.zeros({kNumLosses}, run.precision().stats);
@@ -44,7 +50,8 @@ void ModuleRun::load_one(const std::string& name, TensorView to, TensorView also
     return;
   }
   copy_tensor(to, run_.load(name, to.dtype()).reshaped(to.shape()), run_.stream());
-  if (also.data() != to.data()) copy_tensor(also, run_.load(name, also.dtype()).reshaped(also.shape()), run_.stream());
+  if (also.data() != to.data())
+    copy_tensor(also, run_.load(name, also.dtype()).reshaped(also.shape()), run_.stream());
 }
 
 void ModuleRun::load_weights() {
@@ -60,9 +67,12 @@ void ModuleRun::load_weights() {
   });
   for (std::size_t i = 0; i < params_.buffers().size(); ++i) {
     const TensorView view = params_.buffer(buffer(i));
-    if (params_.buffers()[i].is_parameter_in_checkpoint) load("w." + params_.buffers()[i].name, view, view);
+    if (params_.buffers()[i].is_parameter_in_checkpoint)
+      load("w." + params_.buffers()[i].name, view, view);
   }
-  if (!unused.empty()) run_.fail(fmt::format("{} stored weights have no parameter, first '{}'", unused.size(), unused.front()));
+  if (!unused.empty())
+    run_.fail(fmt::format(
+        "{} stored weights have no parameter, first '{}'", unused.size(), unused.front()));
   begin_step();
 }
 
@@ -70,14 +80,17 @@ void ModuleRun::set_sequence(std::int64_t tokens, const std::vector<std::int64_t
   borders_ = run_.has("in.cu") ? run_.host_ints("in.cu") : std::vector<std::int64_t>{0, tokens};
   std::vector<std::int64_t> positions;
   for (std::size_t d = 1; d < borders_.size(); ++d) {
-    for (std::int64_t t = borders_[d - 1]; t < borders_[d]; ++t) positions.push_back(t - borders_[d - 1]);
+    for (std::int64_t t = borders_[d - 1]; t < borders_[d]; ++t)
+      positions.push_back(t - borders_[d - 1]);
   }
   sequence_.cu = run_.upload_i32(borders_, {static_cast<std::int64_t>(borders_.size())});
   sequence_.positions = run_.upload_i32(positions, {tokens});
   if (!ids.empty()) sequence_.tokens = run_.upload_i32(ids, {tokens});
 }
 
-std::vector<std::int64_t> ModuleRun::targets(const std::vector<std::int64_t>& ids, int by, std::int64_t& valid) const {
+std::vector<std::int64_t> ModuleRun::targets(const std::vector<std::int64_t>& ids,
+                                             int by,
+                                             std::int64_t& valid) const {
   std::vector<std::int64_t> out(ids.size(), -100);
   valid = 0;
   for (std::size_t d = 1; d < borders_.size(); ++d) {
@@ -90,7 +103,8 @@ std::vector<std::int64_t> ModuleRun::targets(const std::vector<std::int64_t>& id
 
 void ModuleRun::set_scalars(const StepScalars& values) {
   std::vector<double> host(kNumStepScalars);
-  values.write(TensorView(reinterpret_cast<std::byte*>(host.data()), DType::f64, {kNumStepScalars}));
+  values.write(
+      TensorView(reinterpret_cast<std::byte*>(host.data()), DType::f64, {kNumStepScalars}));
   scalars_ = run_.upload(host, {kNumStepScalars}, run_.precision().stats);
 }
 
@@ -101,7 +115,9 @@ void ModuleRun::begin_step() {
     const BufferSpec& spec = params_.buffers()[i];
     if (spec.lifetime != Lifetime::step) continue;
     if (spec.reduce == BufferReduce::max) {
-      moesaic::run(run_.backend(), Fill{.y = params_.buffer(buffer(i)), .value = -std::numeric_limits<double>::infinity()});
+      moesaic::run(
+          run_.backend(),
+          Fill{.y = params_.buffer(buffer(i)), .value = -std::numeric_limits<double>::infinity()});
     } else {
       zero_tensor(params_.buffer(buffer(i)), run_.stream());
     }
@@ -109,10 +125,13 @@ void ModuleRun::begin_step() {
 }
 
 RunContext ModuleRun::context() {
-  return {run_.backend(), params_, transient_, weight_gradients_, sequence_, scalars_, losses_, true};
+  return {
+      run_.backend(), params_, transient_, weight_gradients_, sequence_, scalars_, losses_, true};
 }
 
-double ModuleRun::loss(Loss which) { return run_.download(loss_slot(losses_, which))[0]; }
+double ModuleRun::loss(Loss which) {
+  return run_.download(loss_slot(losses_, which))[0];
+}
 
 void ModuleRun::expect_gradients(const std::string& kind, const std::string& part) {
   for_each_parameter([&](ParamId id, std::int64_t m, const std::string& name) {
@@ -130,14 +149,16 @@ void ModuleRun::expect_no_gradient_outside(const std::string& part) {
   });
 }
 
-LayerRun::LayerRun(ModuleRun& owner, Module& module, std::int64_t tokens, std::int64_t hidden) : owner_(owner), module_(module) {
+LayerRun::LayerRun(ModuleRun& owner, Module& module, std::int64_t tokens, std::int64_t hidden)
+    : owner_(owner), module_(module) {
   const DType compute = owner.run().precision().compute;
   x_ = spec_.input("x", {tokens, hidden}, compute);
   y_ = spec_.activation("y", {tokens, hidden}, compute);
   module.declare(spec_, {tokens}, x_, y_);
   spec_.always_save(y_);
   spec_.plan({});
-  tape_ = std::make_unique<Tape>(spec_, owner.run().poisoned({static_cast<std::int64_t>(spec_.slot_bytes())}, DType::u8));
+  tape_ = std::make_unique<Tape>(
+      spec_, owner.run().poisoned({static_cast<std::int64_t>(spec_.slot_bytes())}, DType::u8));
 }
 
 ConstTensorView LayerRun::forward() {

@@ -16,8 +16,9 @@
 
 namespace moesaic::verify {
 
-/// What a module or a model of a golden case needs around it: parameters with the stored weights, one packed micro-batch,
-/// step scalars, losses, and memory that holds NaN where nothing was written.
+/// What a module or a model of a golden case needs around it: parameters with the stored weights,
+/// one packed micro-batch, step scalars, losses, and memory that holds NaN where nothing was
+/// written.
 class ModuleRun {
  public:
   explicit ModuleRun(CaseRun& run);
@@ -27,13 +28,17 @@ class ModuleRun {
   CaseRun& run() noexcept { return run_; }
   ParameterStore& params() noexcept { return params_; }
 
-  /// After the module was built in params(): allocates and loads every parameter and every buffer of the checkpoint from
-  /// "w.NAME". Fails the case when a stored weight belongs to no parameter.
+  /// After the module was built in params(): allocates and loads every parameter and every buffer
+  /// of the checkpoint from "w.NAME". Fails the case when a stored weight belongs to no parameter.
   void load_weights();
-  /// Documents from "in.cu", or one document of `tokens` tokens; token ids from `ids` (empty = none).
+  /// Documents from "in.cu", or one document of `tokens` tokens; token ids from `ids` (empty =
+  /// none).
   void set_sequence(std::int64_t tokens, const std::vector<std::int64_t>& ids = {});
-  /// Targets `by` tokens further in the same document, -100 where there is none; and how many there are.
-  std::vector<std::int64_t> targets(const std::vector<std::int64_t>& ids, int by, std::int64_t& valid) const;
+  /// Targets `by` tokens further in the same document, -100 where there is none; and how many there
+  /// are.
+  std::vector<std::int64_t> targets(const std::vector<std::int64_t>& ids,
+                                    int by,
+                                    std::int64_t& valid) const;
   const std::vector<std::int64_t>& borders() const noexcept { return borders_; }
   Sequence& sequence() noexcept { return sequence_; }
 
@@ -44,9 +49,11 @@ class ModuleRun {
   RunContext context();
   double loss(Loss which);
 
-  /// Compares the gradient of every trained parameter whose name contains `part` with `kind`NAME ("grad.w.").
+  /// Compares the gradient of every trained parameter whose name contains `part` with `kind`NAME
+  /// ("grad.w.").
   void expect_gradients(const std::string& kind, const std::string& part = "");
-  /// Fails the case unless the gradients of all parameters whose name does not contain `part` are zero.
+  /// Fails the case unless the gradients of all parameters whose name does not contain `part` are
+  /// zero.
   void expect_no_gradient_outside(const std::string& part);
 
  private:

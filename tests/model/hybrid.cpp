@@ -1,5 +1,6 @@
 #include "tests/model/hybrid.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,7 +16,9 @@ namespace {
 
 constexpr int kMicroBatches = 2;
 
-std::vector<std::byte> bytes_of(ConstTensorView view) { return {view.data(), view.data() + view.bytes()}; }
+std::vector<std::byte> bytes_of(ConstTensorView view) {
+  return {view.data(), view.data() + view.bytes()};
+}
 
 /// A packed micro-batch with targets one and two tokens further.
 struct Batch {
@@ -27,11 +30,13 @@ struct Batch {
       at += static_cast<std::size_t>(n) * 4;
       return view;
     };
-    const TensorView tokens = take(kTokens), positions = take(kTokens), targets = take(kTokens), next = take(kTokens),
-                     second = take(kTokens), cu = take(static_cast<std::int64_t>(borders.size()));
+    const TensorView tokens = take(kTokens), positions = take(kTokens), targets = take(kTokens),
+                     next = take(kTokens), second = take(kTokens),
+                     cu = take(static_cast<std::int64_t>(borders.size()));
     auto* ids = tokens.as<std::int32_t>();
     for (std::int64_t t = 0; t < kTokens; ++t) {
-      ids[t] = static_cast<std::int32_t>(uniform(key, static_cast<std::uint64_t>(t)) * static_cast<double>(vocabulary));
+      ids[t] = static_cast<std::int32_t>(uniform(key, static_cast<std::uint64_t>(t)) *
+                                         static_cast<double>(vocabulary));
     }
     std::memcpy(cu.data(), borders.data(), borders.size() * 4);
     for (std::size_t d = 1; d < borders.size(); ++d) {
@@ -54,7 +59,8 @@ struct Batch {
   Sequence sequence;
 };
 
-/// Values that leave no part of the model without effect: the pseudo-queries of the depth mix start at zero otherwise.
+/// Values that leave no part of the model without effect: the pseudo-queries of the depth mix start
+/// at zero otherwise.
 void fill_zero_parameters(ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParameterSpec& spec = params.params()[i];
@@ -63,8 +69,25 @@ void fill_zero_parameters(ParameterStore& params) {
     const std::uint64_t key = hash_name(spec.name);
     for (const TensorView view : {params.weight(id, 0), params.master(id, 0)}) {
       dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
-        for (std::int64_t k = 0; k < view.numel(); ++k) view.as<T>()[k] = T(0.5 * standard_normal(key, static_cast<std::uint64_t>(k)));
+        for (std::int64_t k = 0; k < view.numel(); ++k)
+          view.as<T>()[k] = T(0.5 * standard_normal(key, static_cast<std::uint64_t>(k)));
       });
+    }
+  }
+}
+
+/// f(weight, gradient, direction) for every element of every parameter, in f64.
+template <class F>
+void along_direction(const ParameterStore& params, F f) {
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    for (std::int64_t m = 0; m < std::max<std::int64_t>(1, params.params()[i].members); ++m) {
+      const std::uint64_t key = hash_name(params.member_name(id, m)) + 1;
+      double* weight = params.weight(id, m).as<double>();
+      const double* gradient = params.gradient(id, m).as<double>();
+      for (std::int64_t k = 0; k < params.params()[i].shape.numel(); ++k) {
+        f(weight[k], gradient[k], standard_normal(key, static_cast<std::uint64_t>(k)));
+      }
     }
   }
 }
@@ -72,7 +95,9 @@ void fill_zero_parameters(ParameterStore& params) {
 void reset_step_buffers(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
     if (params.buffers()[i].reduce != BufferReduce::max) continue;
-    run(backend, Fill{.y = params.buffer({static_cast<std::int32_t>(i)}), .value = -std::numeric_limits<double>::infinity()});
+    run(backend,
+        Fill{.y = params.buffer({static_cast<std::int32_t>(i)}),
+             .value = -std::numeric_limits<double>::infinity()});
   }
 }
 
@@ -83,15 +108,36 @@ ModelOptions hybrid_options() {
   o.hidden = 32;
   o.vocabulary = 61;
   o.init_std = 0.2;
-  o.layers = {{.is_kda = true, .is_moe = false}, {.is_kda = true, .is_moe = true}, {.is_kda = false, .is_moe = true},
-              {.is_kda = true, .is_moe = true},  {.is_kda = false, .is_moe = true}};
-  o.kda = {.hidden = 32, .heads = 3, .head_dim = 8, .gate_lower_bound = -5.0, .a_log_entries = 3, .init_std = 0.2, .chunk_size = 16};
-  o.mla = {.hidden = 32, .heads = 2, .q_lora_rank = 10, .kv_lora_rank = 12, .qk_nope_dim = 8, .qk_rope_dim = 4, .v_dim = 6};
+  o.layers = {{.is_kda = true, .is_moe = false},
+              {.is_kda = true, .is_moe = true},
+              {.is_kda = false, .is_moe = true},
+              {.is_kda = true, .is_moe = true},
+              {.is_kda = false, .is_moe = true}};
+  o.kda = {.hidden = 32,
+           .heads = 3,
+           .head_dim = 8,
+           .gate_lower_bound = -5.0,
+           .a_log_entries = 3,
+           .init_std = 0.2,
+           .chunk_size = 16};
+  o.mla = {.hidden = 32,
+           .heads = 2,
+           .q_lora_rank = 10,
+           .kv_lora_rank = 12,
+           .qk_nope_dim = 8,
+           .qk_rope_dim = 4,
+           .v_dim = 6};
   o.mla.output_gate = o.mla.rope = true;
   o.mla.init_std = 0.2;
   o.mla.indexer = IndexerOptions{.heads = 4, .head_dim = 8, .top_k = 5, .rope_dim = 4};
   o.dense = {.hidden = 32, .inner = 40, .activation = {.kind = GluKind::situ}, .init_std = 0.2};
-  o.moe = {.hidden = 32, .experts = 8, .top_k = 3, .inner = 12, .latent = 16, .shared_inner = 24, .activation = {.kind = GluKind::situ}};
+  o.moe = {.hidden = 32,
+           .experts = 8,
+           .top_k = 3,
+           .inner = 12,
+           .latent = 16,
+           .shared_inner = 24,
+           .activation = {.kind = GluKind::situ}};
   o.moe.bias_rule = BiasRule::quantile;
   o.moe.histogram_bins = 31;
   o.moe.aux_loss = AuxLoss::sequence;
@@ -116,11 +162,17 @@ StepResult run_step(const StepPlan& plan) {
     params.initialize(7, stream);
     fill_zero_parameters(params);
   }
+  const bool is_f64 = plan.precision == kF64;
+  if (plan.perturbation != 0)
+    along_direction(params, [&](double& w, double, double v) { w += plan.perturbation * v; });
   model.plan({kTokens}, plan.policy);
 
-  const Batch batches[kMicroBatches] = {Batch(1, {0, 5, 5, 20, kTokens}, options.vocabulary), Batch(2, {0, kTokens}, options.vocabulary)};
-  BackendOwner owner({.mode = plan.mode, .num_threads = plan.threads, .scratch_bytes = plan.scratch_bytes});
-  Arena transient = plan.transient_bytes == 0 ? Arena::measuring(kCpu, "transient") : Arena(plan.transient_bytes, kCpu, "transient");
+  const Batch batches[kMicroBatches] = {Batch(1, {0, 5, 5, 20, kTokens}, options.vocabulary),
+                                        Batch(2, {0, kTokens}, options.vocabulary)};
+  BackendOwner owner(
+      {.mode = plan.mode, .num_threads = plan.threads, .scratch_bytes = plan.scratch_bytes});
+  Arena transient = plan.transient_bytes == 0 ? Arena::measuring(kCpu, "transient")
+                                              : Arena(plan.transient_bytes, kCpu, "transient");
   const std::size_t slot_bytes = model.slot_bytes();
   const Buffer slots(slot_bytes * kMicroBatches, kCpu, "slots");
   if (plan.poisoned) {
@@ -130,7 +182,8 @@ StepResult run_step(const StepPlan& plan) {
   }
   const Buffer small(static_cast<std::size_t>(kNumStepScalars + kNumLosses) * 8, kCpu, "scalars");
   const TensorView scalars = small.view({kNumStepScalars}, plan.precision.stats);
-  const TensorView losses = small.view({kNumLosses}, plan.precision.stats, static_cast<std::size_t>(kNumStepScalars) * 8);
+  const TensorView losses =
+      small.view({kNumLosses}, plan.precision.stats, static_cast<std::size_t>(kNumStepScalars) * 8);
   StepScalars values;
   values.loss_divisor = values.mtp_divisor = values.tokens = kTokens * kMicroBatches;
   values.documents = 4;
@@ -140,12 +193,14 @@ StepResult run_step(const StepPlan& plan) {
   std::vector<Model::MicroBatch> micro;
   for (int b = 0; b < kMicroBatches; ++b) {
     const auto size = static_cast<std::int64_t>(slot_bytes);
-    micro.push_back(model.make_micro_batch(slots.view({size}, DType::u8, slot_bytes * static_cast<std::size_t>(b))));
+    micro.push_back(model.make_micro_batch(
+        slots.view({size}, DType::u8, slot_bytes * static_cast<std::size_t>(b))));
   }
   Backend& backend = owner.backend();
   reset_step_buffers(params, backend);
   const auto pass = [&](int b, bool forward) {
-    RunContext context{backend, params, transient, weight_gradients, batches[b].sequence, scalars, losses, true};
+    RunContext context{
+        backend, params, transient, weight_gradients, batches[b].sequence, scalars, losses, true};
     auto& m = micro[static_cast<std::size_t>(b)];
     if (forward) {
       model.forward(context, m);
@@ -158,7 +213,8 @@ StepResult run_step(const StepPlan& plan) {
     pass(b, true);
     if (!plan.interleaved) pass(b, false);
   }
-  for (int b = 0; plan.interleaved && b < kMicroBatches; ++b) pass(b, false);
+  for (int b = 0; plan.interleaved && b < kMicroBatches; ++b)
+    pass(b, false);
   owner.stream().synchronize();
 
   StepResult result;
@@ -166,9 +222,18 @@ StepResult run_step(const StepPlan& plan) {
   result.scratch_high_water = owner.scratch().high_water_bytes();
   result.slot_bytes = slot_bytes;
   for (const auto& m : micro) {
-    for (const Tape& tape : m.layers) result.replays += tape.replays();
+    for (const Tape& tape : m.layers)
+      result.replays += tape.replays();
   }
   if (dry) return result;
+  if (is_f64) {
+    along_direction(params, [&](double, double g, double v) { result.slope += g * v; });
+    const double* sums = losses.as<double>();
+    const auto sum = [&](Loss which) { return sums[static_cast<int>(which)]; };
+    result.objective =
+        (sum(Loss::cross_entropy) + options.mtp_weight * sum(Loss::mtp)) / values.loss_divisor +
+        sum(Loss::balance) + sum(Loss::router_z);
+  }
   result.gradients = bytes_of(params.all_grads());
   result.losses = bytes_of(losses);
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {

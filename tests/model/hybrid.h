@@ -1,6 +1,7 @@
 #pragma once
-// A small hybrid model with everything in it (KDA, latent and sparse attention with rotation, latent mixtures of experts,
-// attention residuals, MTP) and one training step of two micro-batches, whose results are compared bit by bit.
+// A small hybrid model with everything in it (KDA, latent and sparse attention with rotation,
+// latent mixtures of experts, attention residuals, MTP) and one training step of two micro-batches,
+// whose results are compared bit by bit.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,6 +25,8 @@ struct StepPlan {
   bool poisoned = false;     ///< NaN in all memory that holds nothing yet
   Stream::Mode mode = Stream::Mode::worker;
   int threads = 1;
+  double perturbation =
+      0;  ///< f64 only: all weights are moved by this times a fixed random direction
   std::size_t transient_bytes = std::size_t{32} << 20;  ///< 0 = measure (dry streams only)
   std::size_t scratch_bytes = std::size_t{32} << 20;
 };
@@ -32,6 +35,8 @@ struct StepResult {
   std::vector<std::byte> gradients, losses, buffers, hidden;
   std::size_t transient_high_water = 0, scratch_high_water = 0, slot_bytes = 0;
   int replays = 0;
+  double objective = 0;  ///< f64 only: cross-entropy, MTP, balance and router losses as trained
+  double slope = 0;      ///< f64 only: its derivative along the direction, from the gradients
 };
 
 StepResult run_step(const StepPlan& plan);

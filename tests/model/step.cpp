@@ -1,4 +1,5 @@
-// One training step of the hybrid model: the same bits whatever is recomputed, deferred, interleaved or left in memory.
+// One training step of the hybrid model: the same bits whatever is recomputed, deferred,
+// interleaved or left in memory.
 #include <algorithm>
 #include <cmath>
 
@@ -33,7 +34,8 @@ TEST_CASE("a step of the hybrid model has finite results in which every loss tak
   }
   const auto gradients = values<float>(reference().gradients);
   CHECK(std::all_of(gradients.begin(), gradients.end(), [](float g) { return std::isfinite(g); }));
-  CHECK(std::count_if(gradients.begin(), gradients.end(), [](float g) { return g != 0; }) > static_cast<std::ptrdiff_t>(gradients.size() / 2));
+  CHECK(std::count_if(gradients.begin(), gradients.end(), [](float g) { return g != 0; }) >
+        static_cast<std::ptrdiff_t>(gradients.size() / 2));
   CHECK(reference().replays == 0);
 }
 
@@ -48,8 +50,12 @@ TEST_CASE("recomputed activations give the bits of saved ones") {
   require_same(full, reference());
   CHECK(full.replays > 0);
   CHECK(full.slot_bytes < reference().slot_bytes);
-  const std::vector<std::vector<std::string>> some{
-      {"attn.*"}, {"moe.gate_up", "moe.h", "moe.xs"}, {"*.mixed", "*.normed"}, {"attn.o", "attn.lse"}, {"indexer.q", "indexer.k*"}, {"mlp.*", "mtp.*"}};
+  const std::vector<std::vector<std::string>> some{{"attn.*"},
+                                                   {"moe.gate_up", "moe.h", "moe.xs"},
+                                                   {"*.mixed", "*.normed"},
+                                                   {"attn.o", "attn.lse"},
+                                                   {"indexer.q", "indexer.k*"},
+                                                   {"mlp.*", "mtp.*"}};
   for (const auto& patterns : some) {
     INFO("pattern " << patterns.front());
     const StepResult part = run_step({.policy = {.patterns = patterns}});
@@ -61,17 +67,25 @@ TEST_CASE("recomputed activations give the bits of saved ones") {
 
 TEST_CASE("deferred weight gradients have the bits of immediate ones") {
   require_same(run_step({.weight_gradients = WeightGradients::Mode::deferred}), reference());
-  require_same(run_step({.policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred}), reference());
+  require_same(
+      run_step({.policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred}),
+      reference());
 }
 
 TEST_CASE("two micro-batches in flight have the bits of one after the other") {
   require_same(run_step({.interleaved = true}), reference());
-  require_same(run_step({.policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred, .interleaved = true}), reference());
+  require_same(run_step({.policy = {.all = true},
+                         .weight_gradients = WeightGradients::Mode::deferred,
+                         .interleaved = true}),
+               reference());
 }
 
 TEST_CASE("nothing is read from memory that nobody wrote") {
   require_same(run_step({.poisoned = true}), reference());
-  require_same(run_step({.policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred, .poisoned = true}), reference());
+  require_same(run_step({.policy = {.all = true},
+                         .weight_gradients = WeightGradients::Mode::deferred,
+                         .poisoned = true}),
+               reference());
 }
 
 TEST_CASE("a dry run finds exactly the memory that the step takes") {
@@ -90,15 +104,62 @@ TEST_CASE("a dry run finds exactly the memory that the step takes") {
       CHECK(real.scratch_high_water == dry.scratch_high_water);
       require_same(real, reference());
       plan.transient_bytes = dry.transient_high_water - 256;
-      plan.mode = Stream::Mode::immediate;  // no worker is left behind with views of a step that threw
+      plan.mode =
+          Stream::Mode::immediate;  // no worker is left behind with views of a step that threw
       CHECK_THROWS_AS(run_step(plan), ResourceError);
     }
   }
 }
 
+TEST_CASE("gradients are the derivative of the objective, in every residual scheme") {
+  StepPlan plan;
+  plan.precision = kF64;
+  // Without choices the objective is smooth; the indexer's own is left out, because its inputs are
+  // detached.
+  plan.options.moe.top_k = plan.options.moe.experts;
+  plan.options.moe.bias_rule = BiasRule::none;
+  plan.options.mla.indexer->top_k = kTokens;
+  plan.options.mla.indexer->kl_weight = 0;
+  const auto check = [&](const char* what) {
+    INFO(what);
+    const auto at = [&](double step) {
+      plan.perturbation = step;
+      return run_step(plan);
+    };
+    // The norms after nearly empty states bend the objective strongly: a step of 1e-6 already shows
+    // its third derivative.
+    const double h = 1e-8, slope = at(0).slope,
+                 difference = (at(h).objective - at(-h).objective) / (2 * h);
+    CHECK(slope != 0);
+    CHECK(difference == Approx(slope).epsilon(1e-6));
+  };
+  check("blocks of two layers");
+  plan.options.attn_res_block = 5;
+  check("one block");
+  plan.options.attn_res_full = true;
+  check("every sublayer a source");
+  plan.options.mtp_post_norm = true;
+  check("MTP after the final norm");
+  plan.options.residual = ResidualKind::plain;
+  check("plain residuals");
+  plan.options.tie_embeddings = true;
+  check("tied embeddings");
+  plan.options.mtp_post_norm = false;
+  check("tied embeddings, MTP before the final norm");
+}
+
+TEST_CASE("recomputation and deferral keep the bits when every sublayer is a source") {
+  StepPlan plan;
+  plan.options.attn_res_full = true;
+  const StepResult saved = run_step(plan);
+  plan.policy.all = plan.poisoned = true;
+  plan.weight_gradients = WeightGradients::Mode::deferred;
+  require_same(run_step(plan), saved);
+}
+
 TEST_CASE("f32 and bf16 give the gradients of f64 to their precision") {
-  // Nothing is chosen, so that rounding cannot choose otherwise, and a large eps keeps the norm after an empty KDA state
-  // from amplifying rounding a thousand times.
+  // Nothing is chosen, so that rounding cannot choose otherwise, and a large eps keeps the norm
+  // after an empty KDA state from amplifying rounding a thousand times.
   StepPlan plan;
   plan.options.eps = plan.options.kda.eps = plan.options.moe.eps = 0.1;
   plan.options.moe.top_k = plan.options.moe.experts;
@@ -123,8 +184,17 @@ TEST_CASE("f32 and bf16 give the gradients of f64 to their precision") {
 }
 
 TEST_CASE("bf16 keeps the bits through recomputation and deferred weight gradients") {
-  require_same(run_step({.precision = kBf16, .policy = {.all = true}, .weight_gradients = WeightGradients::Mode::deferred, .poisoned = true}),
+  require_same(run_step({.precision = kBf16,
+                         .policy = {.all = true},
+                         .weight_gradients = WeightGradients::Mode::deferred,
+                         .poisoned = true}),
                run_step({.precision = kBf16}));
+}
+
+TEST_CASE("a quantile rule without a rejected expert is refused") {
+  StepPlan plan;
+  plan.options.moe.top_k = plan.options.moe.experts;
+  CHECK_THROWS_AS(run_step(plan), UsageError);
 }
 
 TEST_CASE("a pattern that names a choice is refused") {

@@ -1,10 +1,11 @@
 // Tapes and parameter stores without a model.
+#include "core/nn/tape.h"
+
 #include <cstring>
 #include <string>
 
 #include "core/base/error.h"
 #include "core/nn/module.h"
-#include "core/nn/tape.h"
 #include "kernels/backend.h"
 #include "kernels/ops/elementwise.h"
 #include "tests/support/catch.h"
@@ -21,10 +22,15 @@ struct Chain {
     z = spec.activation("z", {4}, DType::f64);
     out = spec.activation("out", {4}, DType::f64);
     const auto add = [this](const char* name, ActId a, ActId b, ActId to, StepKind kind) {
-      spec.step(name, {a, b}, {to}, [this, a, b, to](Tape& t) {
+      spec.step(
+          name,
+          {a, b},
+          {to},
+          [this, a, b, to](Tape& t) {
             ++runs;
             t.run(Add{.y = t.out(to), .a = t.in(a), .b = t.in(b)});
-          }, kind);
+          },
+          kind);
     };
     add("y", x, x, y, StepKind::compute);
     add("c", y, y, c, StepKind::chooses);
@@ -61,7 +67,8 @@ TEST_CASE("backward replays what was not saved, once, and never a choice") {
   chain.spec.plan({.all = true});
   Fixture f;
   const Buffer slot(chain.spec.slot_bytes(), kCpu, "slot"), x(32, kCpu, "x");
-  for (int i = 0; i < 4; ++i) x.view({4}, DType::f64).as<double>()[i] = i + 1;
+  for (int i = 0; i < 4; ++i)
+    x.view({4}, DType::f64).as<double>()[i] = i + 1;
   Tape tape(chain.spec, slot.view({static_cast<std::int64_t>(slot.bytes())}, DType::u8));
   tape.bind(chain.x, x.view({4}, DType::f64));
   tape.forward(f.context);
@@ -82,7 +89,9 @@ TEST_CASE("backward replays what was not saved, once, and never a choice") {
 TEST_CASE("a plan saves what no pattern names and what is pinned or chosen") {
   Chain chain;
   chain.spec.plan({.all = false, .patterns = {"z", "out"}});
-  const auto keep = [&](ActId id) { return chain.spec.activations()[static_cast<std::size_t>(id.index)].keep; };
+  const auto keep = [&](ActId id) {
+    return chain.spec.activations()[static_cast<std::size_t>(id.index)].keep;
+  };
   CHECK(keep(chain.y) == Keep::save);
   CHECK(keep(chain.c) == Keep::save);
   CHECK(keep(chain.z) == Keep::recompute);
@@ -118,7 +127,8 @@ TEST_CASE("logical parameters are boxes of their storage") {
   up.name = "e.{}.w3";
   const ParamId g = store.declare(gate, gate_up, 0), u = store.declare(up, gate_up, 2);
   const StorageId norm = store.declare(vector_spec("norm", 5, Init::Kind::ones, Part::norm));
-  CHECK_THROWS_AS(store.declare(vector_spec("norm", 5, Init::Kind::ones, Part::norm)), InternalError);
+  CHECK_THROWS_AS(store.declare(vector_spec("norm", 5, Init::Kind::ones, Part::norm)),
+                  InternalError);
   const char trained[] = {1, 1, 0};
   store.seal(kCpu, trained);
   Stream stream(kCpu, "test", Stream::Mode::immediate);
@@ -130,9 +140,11 @@ TEST_CASE("logical parameters are boxes of their storage") {
   CHECK(store.member_name(u, 2) == "e.2.w3");
   CHECK_FALSE(store.masters_are_weights(g));
   for (int i = 0; i < 10; ++i) {
-    CHECK(static_cast<float>(store.weight(g, 1).as<bf16>()[i]) == static_cast<float>(bf16(store.master(g, 1).as<float>()[i])));
+    CHECK(static_cast<float>(store.weight(g, 1).as<bf16>()[i]) ==
+          static_cast<float>(bf16(store.master(g, 1).as<float>()[i])));
   }
-  for (int e = 0; e < 3; ++e) CHECK(store.slot_of_member(gate_up).as<std::int32_t>()[e] == e);
+  for (int e = 0; e < 3; ++e)
+    CHECK(store.slot_of_member(gate_up).as<std::int32_t>()[e] == e);
   CHECK(store.grad(norm).empty());
   CHECK(store.gradient(g, 0).data() == store.all_grads().data());
   store.set_frozen(g, true);
