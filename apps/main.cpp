@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/verb.h"
+#include "apps/version.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
 #include "core/config/problem.h"
@@ -16,6 +17,8 @@ namespace {
 using moesaic::ExitCode;
 
 constexpr moesaic::apps::AddVerb kVerbs[] = {
+    moesaic::apps::add_train,
+    moesaic::apps::add_plan,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
@@ -51,8 +54,7 @@ int fail(ExitCode exit_code, const std::string& what) {
 int run(int argc, char** argv) {
   CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models",
                "moesaic");
-  app.set_version_flag("--version",
-                       "moesaic " MOESAIC_VERSION " (CUDA backend: " MOESAIC_CUDA_BACKEND ")");
+  app.set_version_flag("--version", moesaic::apps::version_text());
   app.footer("'moesaic COMMAND --help' shows the arguments and an example of a command.\n");
   moesaic::apps::Action action;
   for (const moesaic::apps::AddVerb add : kVerbs)

@@ -20,8 +20,10 @@ using Action = std::function<int()>;
 using AddVerb = void (*)(CLI::App& app, Action& action);
 
 void add_explain(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
+void add_train(CLI::App& app, Action& action);
 
 /// The arguments of every verb that reads a configuration: CONFIG and any number of a.b=c, for
 /// config::load_config.

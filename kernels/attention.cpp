@@ -5,11 +5,14 @@
 namespace moesaic {
 namespace {
 
-DType stats_type(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }
+DType stats_type(DType compute) {
+  return compute == DType::f64 ? DType::f64 : DType::f32;
+}
 
 template <class Op>
 void check_inputs(const Op& op, std::int64_t dv) {
-  MOESAIC_CHECK(op.q.rank() == 3 && op.kvb.rank() == 3, "q must be [Tq, H, dn+dr] and kvb [Tk, H, dn+dv]");
+  MOESAIC_CHECK(op.q.rank() == 3 && op.kvb.rank() == 3,
+                "q must be [Tq, H, dn+dr] and kvb [Tk, H, dn+dv]");
   MOESAIC_CHECK(op.q.dim(1) == op.kvb.dim(1), "q and kvb must have the same heads");
   MOESAIC_CHECK(op.q.dim(0) <= op.kvb.dim(0), "there are more queries than keys");
   const std::int64_t dn = op.kvb.dim(2) - dv;
@@ -20,7 +23,8 @@ void check_inputs(const Op& op, std::int64_t dv) {
     check_shape(op.kr, {op.kvb.dim(0), dr}, "kr");
     check_dtype(op.kr, op.q.dtype(), "kr");
   }
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2, "cu_seqlens must be [N+1], N >= 1");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2,
+                "cu_seqlens must be [N+1], N >= 1");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
   if (!op.selected.empty()) {
     check_shape(op.selected, {op.q.dim(0), op.selected.dim(1)}, "selected");
@@ -33,7 +37,8 @@ template <class Op>
 double pair_flops(const Op& op) {
   const auto queries = static_cast<double>(op.q.dim(0)), keys = static_cast<double>(op.kvb.dim(0));
   double per_query = keys - (queries - 1) / 2;
-  if (!op.selected.empty()) per_query = std::min(per_query, static_cast<double>(op.selected.dim(1)));
+  if (!op.selected.empty())
+    per_query = std::min(per_query, static_cast<double>(op.selected.dim(1)));
   return 2 * queries * per_query * static_cast<double>(op.q.dim(1));
 }
 
@@ -54,7 +59,8 @@ void AttentionForward::check() const {
 
 OpCost AttentionForward::cost() const {
   return {pair_flops(*this) * static_cast<double>(q.dim(2) + o.dim(2)),
-          static_cast<double>(q.bytes() + kvb.bytes() + kr.bytes() + o.bytes() + lse.bytes() + selected.bytes())};
+          static_cast<double>(q.bytes() + kvb.bytes() + kr.bytes() + o.bytes() + lse.bytes() +
+                              selected.bytes())};
 }
 
 void AttentionBackward::check() const {
@@ -64,7 +70,8 @@ void AttentionBackward::check() const {
   check_shape(o, {q.dim(0), q.dim(1), o.dim(2)}, "o");
   check_dtype(o, stats_type(q.dtype()), "o");
   check_shape(d_o, o.shape(), "d_o");
-  MOESAIC_CHECK(d_o.dtype() == q.dtype() || d_o.dtype() == stats_type(q.dtype()), "d_o must have the compute or the statistics type");
+  MOESAIC_CHECK(d_o.dtype() == q.dtype() || d_o.dtype() == stats_type(q.dtype()),
+                "d_o must have the compute or the statistics type");
   check_shape(lse, {q.dim(1), q.dim(0)}, "lse");
   check_dtype(lse, stats_type(q.dtype()), "lse");
   check_shape(dq, q.shape(), "dq");
@@ -80,7 +87,8 @@ void AttentionBackward::check() const {
 OpCost AttentionBackward::cost() const {
   // Logits again, dq and dk; dp and dv.
   return {pair_flops(*this) * static_cast<double>(3 * q.dim(2) + 2 * o.dim(2)),
-          static_cast<double>(2 * (q.bytes() + kvb.bytes() + kr.bytes()) + d_o.bytes() + o.bytes() + lse.bytes() + selected.bytes())};
+          static_cast<double>(2 * (q.bytes() + kvb.bytes() + kr.bytes()) + d_o.bytes() + o.bytes() +
+                              lse.bytes() + selected.bytes())};
 }
 
 }  // namespace moesaic

@@ -5,7 +5,9 @@
 namespace moesaic {
 namespace {
 
-DType stats_type(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }
+DType stats_type(DType compute) {
+  return compute == DType::f64 ? DType::f64 : DType::f32;
+}
 
 template <class Op>
 void check_indexer(const Op& op) {
@@ -14,19 +16,23 @@ void check_indexer(const Op& op) {
   MOESAIC_CHECK(op.qi.dim(0) <= op.ki.dim(0), "there are more queries than keys");
   check_dtype(op.ki, op.qi.dtype(), "ki");
   check_shape(op.w, {op.qi.dim(0), op.qi.dim(1)}, "w");
-  MOESAIC_CHECK(op.w.dtype() == op.qi.dtype() || op.w.dtype() == stats_type(op.qi.dtype()), "w must have the compute or the statistics type");
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2, "cu_seqlens must be [N+1], N >= 1");
+  MOESAIC_CHECK(op.w.dtype() == op.qi.dtype() || op.w.dtype() == stats_type(op.qi.dtype()),
+                "w must have the compute or the statistics type");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2,
+                "cu_seqlens must be [N+1], N >= 1");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
 }
 
 void check_indices(const ConstTensorView& selected, std::int64_t queries, const char* what) {
-  MOESAIC_CHECK(selected.rank() == 2 && selected.dim(1) >= 1, "a selection must be [Tq, k], k >= 1");
+  MOESAIC_CHECK(selected.rank() == 2 && selected.dim(1) >= 1,
+                "a selection must be [Tq, k], k >= 1");
   check_shape(selected, {queries, selected.dim(1)}, what);
   check_dtype(selected, DType::i32, what);
 }
 
 double pairs(std::int64_t queries, std::int64_t keys) {
-  return static_cast<double>(queries) * (static_cast<double>(keys) - static_cast<double>(queries - 1) / 2);
+  return static_cast<double>(queries) *
+         (static_cast<double>(keys) - static_cast<double>(queries - 1) / 2);
 }
 
 }  // namespace
@@ -46,7 +52,8 @@ void IndexerSelect::check() const {
 
 OpCost IndexerSelect::cost() const {
   const double heads = static_cast<double>(qi.dim(1)), dim = static_cast<double>(qi.dim(2));
-  return {pairs(qi.dim(0), ki.dim(0)) * heads * (2 * dim + 2), static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + selected.bytes())};
+  return {pairs(qi.dim(0), ki.dim(0)) * heads * (2 * dim + 2),
+          static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + selected.bytes())};
 }
 
 void IndexerLoss::check() const {
@@ -54,8 +61,10 @@ void IndexerLoss::check() const {
   const std::int64_t tokens_here = qi.dim(0);
   MOESAIC_CHECK(ki.dim(0) == tokens_here, "the loss needs all queries");
   MOESAIC_CHECK(q.rank() == 3 && q.dim(0) == tokens_here, "q must be [T, H, dn+dr]");
-  MOESAIC_CHECK(kvb.rank() == 3 && kvb.dim(0) == tokens_here && kvb.dim(1) == q.dim(1), "kvb must be [T, H, dn+dv]");
-  MOESAIC_CHECK(0 <= dn && dn <= kvb.dim(2) && dn <= q.dim(2), "dn must not exceed the widths of q and kvb");
+  MOESAIC_CHECK(kvb.rank() == 3 && kvb.dim(0) == tokens_here && kvb.dim(1) == q.dim(1),
+                "kvb must be [T, H, dn+dv]");
+  MOESAIC_CHECK(0 <= dn && dn <= kvb.dim(2) && dn <= q.dim(2),
+                "dn must not exceed the widths of q and kvb");
   check_dtype(q, qi.dtype(), "q");
   check_dtype(kvb, qi.dtype(), "kvb");
   if (q.dim(2) > dn) {
@@ -67,11 +76,15 @@ void IndexerLoss::check() const {
   MOESAIC_CHECK(kl.numel() == 1, "kl must hold one element");
   check_dtype(kl, stats_type(qi.dtype()), "kl");
   if (!selected.empty()) check_indices(selected, tokens_here, "selected");
-  MOESAIC_CHECK(path != AttentionPath::rows || !selected.empty(), "the path of single rows needs a selection");
+  MOESAIC_CHECK(path != AttentionPath::rows || !selected.empty(),
+                "the path of single rows needs a selection");
   if (!tokens.empty()) {
-    MOESAIC_CHECK(tokens.numel() == 1 && (tokens.dtype() == DType::f32 || tokens.dtype() == DType::f64), "tokens must be one f32 or f64");
+    MOESAIC_CHECK(
+        tokens.numel() == 1 && (tokens.dtype() == DType::f32 || tokens.dtype() == DType::f64),
+        "tokens must be one f32 or f64");
   }
-  MOESAIC_CHECK(dqi.empty() == dki.empty() && dqi.empty() == dw.empty(), "give all three gradients or none");
+  MOESAIC_CHECK(dqi.empty() == dki.empty() && dqi.empty() == dw.empty(),
+                "give all three gradients or none");
   if (dqi.empty()) return;
   check_shape(dqi, qi.shape(), "dqi");
   check_dtype(dqi, qi.dtype(), "dqi");
@@ -83,11 +96,14 @@ void IndexerLoss::check() const {
 
 OpCost IndexerLoss::cost() const {
   double n = pairs(qi.dim(0), ki.dim(0));
-  if (!selected.empty()) n = std::min(n, static_cast<double>(qi.dim(0)) * static_cast<double>(selected.dim(1)));
+  if (!selected.empty())
+    n = std::min(n, static_cast<double>(qi.dim(0)) * static_cast<double>(selected.dim(1)));
   const double index = static_cast<double>(qi.dim(1)) * (2 * static_cast<double>(qi.dim(2)) + 2);
   const double target = static_cast<double>(q.dim(1)) * 2 * static_cast<double>(q.dim(2));
   return {n * (target + index * (dqi.empty() ? 1 : 3)),
-          static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + q.bytes() + kvb.bytes() + kr.bytes() + lse.bytes() + selected.bytes() + dqi.bytes() + dki.bytes() + dw.bytes())};
+          static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + q.bytes() + kvb.bytes() +
+                              kr.bytes() + lse.bytes() + selected.bytes() + dqi.bytes() +
+                              dki.bytes() + dw.bytes())};
 }
 
 }  // namespace moesaic

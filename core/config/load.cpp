@@ -166,6 +166,10 @@ LoadedConfig finish(FileChain& chain,
 
 }  // namespace
 
+Problem located(const LoadedConfig& loaded, const Finding& finding) {
+  return place(loaded.path, loaded.origins, finding);
+}
+
 Origin LoadedConfig::origin(const std::string& key) const {
   const auto it = origins.find(key);
   return it == origins.end() ? Origin{} : it->second;

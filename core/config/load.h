@@ -3,6 +3,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/config/check.h"
 #include "core/config/config.h"
 #include "core/config/origin.h"
 #include "core/config/problem.h"
@@ -29,6 +30,9 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
 LoadedConfig load_config_text(std::string_view text,
                               const std::string& name,
                               const std::vector<std::string>& overrides = {});
+
+/// A broken rule as a problem, at the position of its first key or of the nearest group around it that is set.
+Problem located(const LoadedConfig& loaded, const Finding& finding);
 
 /// Every key with its value and, as a comment, its origin. Loading this text gives the same
 /// configuration.

@@ -1,7 +1,11 @@
 #include "core/model/from_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
+
+#include <fmt/format.h>
 
 namespace moesaic {
 namespace {
@@ -154,6 +158,67 @@ Precision precision_of(const config::RunConfig& run, bool on_gpu) {
     case config::PrecisionChoice::bf16: return kBf16;
   }
   return kF32;
+}
+
+namespace {
+
+bool matches_any_parameter(const ParameterStore& params, const std::string& pattern) {
+  const auto specs = params.params();
+  return std::any_of(specs.begin(), specs.end(), [&](const ParameterSpec& s) { return glob_match(pattern, s.name); });
+}
+
+config::Finding unmatched(const std::string& key, const std::string& pattern) {
+  return {{key}, fmt::format("the pattern '{}' matches no parameter; names look like model.layers.0.self_attn.o_proj.weight or "
+                             "model.layers.1.block_sparse_moe.experts.{{}}.w1.weight, * stands for any text", pattern)};
+}
+
+// The first storage that holds both frozen and trained parameters, as a pair of names; empty names = none.
+std::pair<std::string, std::string> mixed_storage(const ParameterStore& params, const std::vector<bool>& frozen) {
+  std::map<std::int32_t, std::size_t> first_of_storage;
+  for (std::size_t i = 0; i < frozen.size(); ++i) {
+    const auto [it, is_new] = first_of_storage.try_emplace(params.storage_of({static_cast<std::int32_t>(i)}).index, i);
+    if (is_new || frozen[it->second] == frozen[i]) continue;
+    const std::size_t held = frozen[i] ? i : it->second, moving = frozen[i] ? it->second : i;
+    return {params.params()[held].name, params.params()[moving].name};
+  }
+  return {};
+}
+
+}  // namespace
+
+bool is_frozen(const ParameterSpec& spec, std::span<const std::string> freeze, bool dense_warmup) {
+  if (dense_warmup && spec.part != Part::indexer) return true;
+  return std::any_of(freeze.begin(), freeze.end(), [&](const auto& pattern) { return glob_match(pattern, spec.name); });
+}
+
+std::vector<bool> frozen_parameters(const ParameterStore& params, const config::PhaseConfig& phase) {
+  const bool warmup = phase.sparse_stage == config::SparseStage::warmup;
+  std::vector<bool> frozen;
+  for (const ParameterSpec& spec : params.params()) frozen.push_back(is_frozen(spec, phase.freeze, warmup));
+  return frozen;
+}
+
+std::vector<config::Finding> phase_findings(const ParameterStore& params, const config::TrainConfig& train) {
+  std::vector<config::Finding> all;
+  for (std::size_t i = 0; i < train.phases.size(); ++i) {
+    const config::PhaseConfig& phase = train.phases[i];
+    const std::string key = fmt::format("train.phases[{}]", i);
+    for (const auto& pattern : phase.freeze) {
+      if (!matches_any_parameter(params, pattern)) all.push_back(unmatched(key + ".freeze", pattern));
+    }
+    for (std::size_t j = 0; j < phase.lr_scale.size(); ++j) {
+      const std::string& pattern = phase.lr_scale[j].pattern;
+      if (!matches_any_parameter(params, pattern)) all.push_back(unmatched(fmt::format("{}.lr_scale[{}].pattern", key, j), pattern));
+    }
+    const std::vector<bool> frozen = frozen_parameters(params, phase);
+    if (std::find(frozen.begin(), frozen.end(), false) == frozen.end()) {
+      all.push_back({{key + ".freeze", key}, "nothing is left to train in this phase; remove a pattern"});
+    }
+    if (const auto [held, moving] = mixed_storage(params, frozen); !held.empty()) {
+      all.push_back({{key + ".freeze"}, fmt::format("'{}' is frozen and '{}' is not, but they lie in one matrix; freeze both or neither", held, moving)});
+    }
+  }
+  return all;
 }
 
 }  // namespace moesaic

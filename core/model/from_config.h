@@ -1,7 +1,11 @@
 #pragma once
 #include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "core/base/dtype.h"
+#include "core/config/check.h"
 #include "core/config/config.h"
 #include "core/model/options.h"
 #include "core/nn/tape.h"
@@ -17,5 +21,15 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
 
 /// run.precision; `auto` is bf16 on a GPU and f32 on a CPU.
 Precision precision_of(const config::RunConfig& run, bool on_gpu);
+
+/// Whether a phase does not train a parameter: its declared name (with the "{}" of a family) matches a freeze pattern, or
+/// the indexer warms up beside dense attention and the parameter is not the indexer's (SPEC 3.4).
+bool is_frozen(const ParameterSpec& spec, std::span<const std::string> freeze, bool dense_warmup);
+/// The same for all parameters of a store, by index.
+std::vector<bool> frozen_parameters(const ParameterStore& params, const config::PhaseConfig& phase);
+
+/// What is wrong with the phases of a configuration once the parameters are known: patterns that match nothing, phases
+/// that train nothing, frozen and trained parameters in one storage.
+std::vector<config::Finding> phase_findings(const ParameterStore& params, const config::TrainConfig& train);
 
 }  // namespace moesaic

@@ -17,7 +17,9 @@ struct Backward {
   const A* lse;
 
   const AttentionSizes& size() const { return in.size; }
-  Rows d_out(std::int64_t head) const { return {op.d_o, head * size().dv, size().heads * size().dv, size().dv}; }
+  Rows d_out(std::int64_t head) const {
+    return {op.d_o, head * size().dv, size().heads * size().dv, size().dv};
+  }
 
   // What a (head, document) task keeps: whole documents of q, d_o, dq, and one key tile.
   struct Work {
@@ -25,8 +27,20 @@ struct Backward {
     A *key, *key_t, *value_t, *dk, *dv, *p, *ds;
   };
   static std::size_t slot_size(const AttentionSizes& s, const PathRule& rule) {
-    const std::int64_t rows = tiles_of(rule.longest_dense(s.keys)) * kTile, k = kTile * s.dqk(), v = kTile * s.dv;
-    return slot_bytes<A>({rows * s.dqk(), rows * s.dv, rows * s.dqk(), rows, rows, k, k, k, v, v, kTile * kTile, kTile * kTile});
+    const std::int64_t rows = tiles_of(rule.longest_dense(s.keys)) * kTile, k = kTile * s.dqk(),
+                       v = kTile * s.dv;
+    return slot_bytes<A>({rows * s.dqk(),
+                          rows * s.dv,
+                          rows * s.dqk(),
+                          rows,
+                          rows,
+                          k,
+                          k,
+                          k,
+                          v,
+                          v,
+                          kTile * kTile,
+                          kTile * kTile});
   }
   Work take(Slots::Lease& lease, std::int64_t rows) const {
     const std::int64_t dqk = size().dqk(), dv = size().dv;
@@ -46,8 +60,13 @@ struct Backward {
     return w;
   }
 
-  // q (scaled), d_o, delta = <d_o, o> and lse of a document's n rows; rows up to `padded` are empty rows: no probability.
-  void load_document(const Work& w, std::int64_t head, std::int64_t first, std::int64_t n, std::int64_t padded) const {
+  // q (scaled), d_o, delta = <d_o, o> and lse of a document's n rows; rows up to `padded` are empty
+  // rows: no probability.
+  void load_document(const Work& w,
+                     std::int64_t head,
+                     std::int64_t first,
+                     std::int64_t n,
+                     std::int64_t padded) const {
     load_rows(w.q, size().dqk(), in.query(head).from(first), n, padded, static_cast<A>(op.scale));
     load_rows(w.d_o, size().dv, d_out(head).from(first), n, padded);
     std::fill_n(w.dq, padded * size().dqk(), A(0));
@@ -56,7 +75,8 @@ struct Backward {
       const A* out = o + ((first + t) * size().heads + head) * size().dv;
       A sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < size().dv; ++c) sum += w.d_o[t * size().dv + c] * out[c];
+      for (std::int64_t c = 0; c < size().dv; ++c)
+        sum += w.d_o[t * size().dv + c] * out[c];
       w.delta[t] = sum;
       // A row without keys has lse = -inf; +inf gives it probabilities of 0 as well.
       const A log_sum = lse[head * size().queries + first + t];
@@ -79,14 +99,17 @@ struct Backward {
       }
       const A log_sum = w.lse[row + i], delta = w.delta[row + i];
 #pragma omp simd
-      for (std::int64_t c = 0; c < kTile; ++c) p[c] = cpu::exp(p[c] - log_sum);
+      for (std::int64_t c = 0; c < kTile; ++c)
+        p[c] = cpu::exp(p[c] - log_sum);
       if (!full) mask.hide(p, i, A(0));
 #pragma omp simd
-      for (std::int64_t c = 0; c < kTile; ++c) ds[c] = p[c] * (ds[c] - delta);
+      for (std::int64_t c = 0; c < kTile; ++c)
+        ds[c] = p[c] * (ds[c] - delta);
     }
   }
 
-  void key_tile(const Work& w, std::int64_t head, std::int64_t first, std::int64_t n, std::int64_t s) const {
+  void key_tile(
+      const Work& w, std::int64_t head, std::int64_t first, std::int64_t n, std::int64_t s) const {
     const std::int64_t dqk = size().dqk(), dv = size().dv, count = std::min(kTile, n - s);
     in.load_key_transposed(w.key_t, head, first + s, count);
     in.load_key(w.key, head, first + s, count);
@@ -103,45 +126,75 @@ struct Backward {
       softmax_backward(w, t, mask);
       tile_gemm(true, false, kTile, dv, kTile, A(1), w.p, kTile, d_o, dv, A(1), w.dv, dv);
       tile_gemm(true, false, kTile, dqk, kTile, A(1), w.ds, kTile, q, dqk, A(1), w.dk, dqk);
-      tile_gemm(false, false, kTile, dqk, kTile, A(1), w.ds, kTile, w.key, dqk, A(1), w.dq + t * dqk, dqk);
+      tile_gemm(false,
+                false,
+                kTile,
+                dqk,
+                kTile,
+                A(1),
+                w.ds,
+                kTile,
+                w.key,
+                dqk,
+                A(1),
+                w.dq + t * dqk,
+                dqk);
     }
     store_keys(head, first + s, count, w.dk, dqk, w.dv, dv);
   }
 
-  void store_keys(std::int64_t head, std::int64_t row, std::int64_t count, const A* dk, std::int64_t ld_k, const A* dv, std::int64_t ld_v) const {
+  void store_keys(std::int64_t head,
+                  std::int64_t row,
+                  std::int64_t count,
+                  const A* dk,
+                  std::int64_t ld_k,
+                  const A* dv,
+                  std::int64_t ld_v) const {
     const Rows key = in.key(head).from(row), value = in.value(head).from(row);
     store_rows(op.dkvb, key.offset, key.stride, count, size().dn, dk, ld_k);
     store_rows(op.dkvb, value.offset, value.stride, count, size().dv, dv, ld_v);
     for (std::int64_t i = 0; i < count; ++i) {
-      std::copy_n(dk + i * ld_k + size().dn, size().dr, dkr + (head * size().keys + row + i) * size().dr);
+      std::copy_n(
+          dk + i * ld_k + size().dn, size().dr, dkr + (head * size().keys + row + i) * size().dr);
     }
   }
   void store_queries(std::int64_t head, std::int64_t row, std::int64_t count, const A* dq) const {
     const Rows query = in.query(head).from(row);
-    store_rows(op.dq, query.offset, query.stride, count, size().dqk(), dq, size().dqk(), static_cast<A>(op.scale));
+    store_rows(op.dq,
+               query.offset,
+               query.stride,
+               count,
+               size().dqk(),
+               dq,
+               size().dqk(),
+               static_cast<A>(op.scale));
   }
 
   void document(Slots& slots, std::int64_t head, std::int64_t doc) const {
     const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first;
     if (n == 0) return;
     if (rule.rows(n, n)) {
-      dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { document_rows<T>(slots, head, doc); });
+      dispatch_float(op.q.dtype(),
+                     [&]<class T>(TypeTag<T>) { document_rows<T>(slots, head, doc); });
       return;
     }
     Slots::Lease lease(slots);
     const Work w = take(lease, tiles_of(n) * kTile);
     load_document(w, head, first, n, tiles_of(n) * kTile);
-    for (std::int64_t s = 0; s < n; s += kTile) key_tile(w, head, first, n, s);
+    for (std::int64_t s = 0; s < n; s += kTile)
+      key_tile(w, head, first, n, s);
     store_queries(head, first, n, w.dq);
   }
 
-  // --- the path of single rows: keys' gradients are summed in a buffer of the document, rows in order
+  // --- the path of single rows: keys' gradients are summed in a buffer of the document, rows in
+  // order
   static std::size_t rows_slot_size(const AttentionSizes& s) {
     return slot_bytes<A>({s.keys * s.dqk(), s.keys * s.dv, s.dqk(), s.dqk(), s.dv, s.keys, s.keys});
   }
   template <class T>
   void document_rows(Slots& slots, std::int64_t head, std::int64_t doc) const {
-    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first, dqk = size().dqk(), dv = size().dv;
+    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first, dqk = size().dqk(),
+                       dv = size().dv;
     Slots::Lease lease(slots);
     A* dk = lease.take<A>(n * dqk);
     A* dvalue = lease.take<A>(n * dv);
@@ -164,7 +217,8 @@ struct Backward {
     store_keys(head, first, n, dk, dqk, dvalue, dv);
   }
   template <class T>
-  void row(const Work& w, std::int64_t head, std::int64_t t, std::int64_t first, A* dk, A* dvalue) const {
+  void row(const Work& w, std::int64_t head, std::int64_t t, std::int64_t first, A* dk, A* dvalue)
+      const {
     const std::int64_t dn = size().dn, dr = size().dr, dv = size().dv, dqk = size().dqk();
     const std::int32_t* list = nullptr;
     std::int64_t n = t + 1 - first;
@@ -177,7 +231,16 @@ struct Backward {
     const T* kvb = in.kvb.as<T>();
     const T* shared = in.kr.empty() ? nullptr : in.kr.as<T>();
     row_dots(w.p, w.q, kvb + key.offset, key.stride, dn, shared, dr, list, first, n);
-    row_dots(w.ds, w.d_o, kvb + value.offset, value.stride, dv, static_cast<const T*>(nullptr), 0, list, first, n);
+    row_dots(w.ds,
+             w.d_o,
+             kvb + value.offset,
+             value.stride,
+             dv,
+             static_cast<const T*>(nullptr),
+             0,
+             list,
+             first,
+             n);
 #pragma omp simd
     for (std::int64_t i = 0; i < n; ++i) {
       w.p[i] = cpu::exp(w.p[i] - *w.lse);
@@ -191,9 +254,11 @@ struct Backward {
       A* to_k = dk + s * dqk;
       A* to_v = dvalue + s * dv;
 #pragma omp simd
-      for (std::int64_t c = 0; c < dqk; ++c) to_k[c] += ds * w.q[c];
+      for (std::int64_t c = 0; c < dqk; ++c)
+        to_k[c] += ds * w.q[c];
 #pragma omp simd
-      for (std::int64_t c = 0; c < dv; ++c) to_v[c] += p * w.d_o[c];
+      for (std::int64_t c = 0; c < dv; ++c)
+        to_v[c] += p * w.d_o[c];
     }
   }
 };
@@ -207,7 +272,8 @@ void sum_heads(ThreadPool& pool, const AttentionSizes& size, TensorView dkr, A* 
     for (std::int64_t h = 1; h < size.heads; ++h) {
       const A* part = sum + h * size.keys * size.dr;
 #pragma omp simd
-      for (std::int64_t i = 0; i < n; ++i) sum[i] += part[i];
+      for (std::int64_t i = 0; i < n; ++i)
+        sum[i] += part[i];
     }
     store_rows(dkr, begin * size.dr, size.dr, end - begin, size.dr, sum, size.dr);
   });
@@ -221,16 +287,26 @@ void backward(CpuContext& context, const AttentionBackward& op) {
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
   MOESAIC_CHECK(threads <= Slots::kMax, "too many threads");
-  const std::size_t slot = std::max(Backward<A>::rows_slot_size(size), Backward<A>::slot_size(size, rule));
-  const TensorView slot_memory = context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "attention tiles");
-  const TensorView dkr = context.scratch.take({size.heads, size.keys, size.dr}, dtype_of<A>, "attention dkr per head");
+  const std::size_t slot =
+      std::max(Backward<A>::rows_slot_size(size), Backward<A>::slot_size(size, rule));
+  const TensorView slot_memory = context.scratch.take(
+      {threads, static_cast<std::int64_t>(slot)}, DType::u8, "attention tiles");
+  const TensorView dkr =
+      context.scratch.take({size.heads, size.keys, size.dr}, dtype_of<A>, "attention dkr per head");
   const TensorView words = SelectionBits::take(context.scratch, rule, size.queries, size.keys);
   context.stream.enqueue([=, &pool = context.pool] {
     const Visibility see = visibility(op.cu_seqlens, size.queries, size.keys, op.selected);
-    const Backward<A> b{op, {size, op.q, op.kvb, op.kr}, see, {pool, words, see, rule}, rule, dkr.as<A>(), op.lse.as<A>()};
+    const Backward<A> b{op,
+                        {size, op.q, op.kvb, op.kr},
+                        see,
+                        {pool, words, see, rule},
+                        rule,
+                        dkr.as<A>(),
+                        op.lse.as<A>()};
     Slots slots(slot_memory.data(), slot, threads);
     pool.parallel_for(size.heads * documents, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) b.document(slots, i / documents, i % documents);
+      for (std::int64_t i = begin; i < end; ++i)
+        b.document(slots, i / documents, i % documents);
     });
     if (size.dr > 0) sum_heads(pool, size, op.dkr, dkr.as<A>());
   });

@@ -1,5 +1,6 @@
 #pragma once
-// What the attention kernels share: sizes, the tensors seen as rows of one head, the choice of the path.
+// What the attention kernels share: sizes, the tensors seen as rows of one head, the choice of the
+// path.
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/ops/attention.h"
@@ -11,7 +12,9 @@ struct AttentionSizes {
   std::int64_t dqk() const noexcept { return dn + dr; }
   std::int64_t dkv() const noexcept { return dn + dv; }
 };
-AttentionSizes attention_sizes(const ConstTensorView& q, const ConstTensorView& kvb, std::int64_t dn);
+AttentionSizes attention_sizes(const ConstTensorView& q,
+                               const ConstTensorView& kvb,
+                               std::int64_t dn);
 
 /// The choice of the path (the rule is stated at AttentionPath). k = 0: no selection.
 struct PathRule {
@@ -30,16 +33,24 @@ struct PathRule {
     return path == AttentionPath::automatic && k > 0 ? std::min(keys, k * kKeysPerSelected) : keys;
   }
 };
-inline std::int64_t selection_size(const ConstTensorView& selected) { return selected.empty() ? 0 : selected.dim(1); }
+inline std::int64_t selection_size(const ConstTensorView& selected) {
+  return selected.empty() ? 0 : selected.dim(1);
+}
 
 /// The inputs, seen per head.
 struct AttentionInputs {
   AttentionSizes size;
   ConstTensorView q, kvb, kr;
-  Rows query(std::int64_t head) const { return {q, head * size.dqk(), size.heads * size.dqk(), size.dqk()}; }
-  Rows key(std::int64_t head) const { return {kvb, head * size.dkv(), size.heads * size.dkv(), size.dn}; }
+  Rows query(std::int64_t head) const {
+    return {q, head * size.dqk(), size.heads * size.dqk(), size.dqk()};
+  }
+  Rows key(std::int64_t head) const {
+    return {kvb, head * size.dkv(), size.heads * size.dkv(), size.dn};
+  }
   Rows shared_key() const { return {kr, 0, size.dr, size.dr}; }
-  Rows value(std::int64_t head) const { return {kvb, head * size.dkv() + size.dn, size.heads * size.dkv(), size.dv}; }
+  Rows value(std::int64_t head) const {
+    return {kvb, head * size.dkv() + size.dn, size.heads * size.dkv(), size.dv};
+  }
 
   /// The whole key [kn ; kr] of up to kTile rows, transposed: to[c * kTile + r].
   template <class A>
@@ -61,13 +72,16 @@ struct TileMask {
   std::int64_t words_per_row = 0;
   std::int64_t count = 0;   ///< query rows in the tile
   std::int64_t offset = 0;  ///< position of row 0 minus position of column 0
-  std::int64_t visible(std::int64_t i) const noexcept { return std::clamp<std::int64_t>(offset + i + 1, 0, kTile); }
+  std::int64_t visible(std::int64_t i) const noexcept {
+    return std::clamp<std::int64_t>(offset + i + 1, 0, kTile);
+  }
   /// No pair is hidden in rows 0..count.
   bool full() const noexcept { return words == nullptr && visible(0) == kTile; }
   bool none() const noexcept {
     if (words == nullptr) return visible(count - 1) == 0;
     std::uint64_t any = 0;
-    for (std::int64_t i = 0; i < count; ++i) any |= words[i * words_per_row];
+    for (std::int64_t i = 0; i < count; ++i)
+      any |= words[i * words_per_row];
     return any == 0;
   }
   /// Writes `hidden` to the hidden columns of row i.
@@ -75,37 +89,60 @@ struct TileMask {
   void hide(A* row, std::int64_t i, A hidden) const noexcept {
     if (words != nullptr) {
       const std::uint64_t word = words[i * words_per_row];
-      for (std::int64_t c = 0; c < kTile; ++c) row[c] = ((word >> c) & 1U) != 0 ? row[c] : hidden;
+      for (std::int64_t c = 0; c < kTile; ++c)
+        row[c] = ((word >> c) & 1U) != 0 ? row[c] : hidden;
     } else {
-      for (std::int64_t c = visible(i); c < kTile; ++c) row[c] = hidden;
+      for (std::int64_t c = visible(i); c < kTile; ++c)
+        row[c] = hidden;
     }
   }
 };
 
-/// Which keys of its document a query row has selected and sees, one bit each: [Tq, per_row] words, filled for the
-/// documents that `rule` walks by tiles.
+/// Which keys of its document a query row has selected and sees, one bit each: [Tq, per_row] words,
+/// filled for the documents that `rule` walks by tiles.
 struct SelectionBits {
   std::uint64_t* words = nullptr;  ///< null = no selection
   std::int64_t per_row = 0;
   /// Scratch for them (none without a selection or without a dense document).
-  static TensorView take(Arena& scratch, const PathRule& rule, std::int64_t queries, std::int64_t keys);
+  static TensorView take(Arena& scratch,
+                         const PathRule& rule,
+                         std::int64_t queries,
+                         std::int64_t keys);
   SelectionBits(ThreadPool& pool, TensorView memory, const Visibility& see, const PathRule& rule);
-  /// The mask of `count` query rows from `row` on, at key tile `tile` of a document; row 0 stands at `position` in it.
-  TileMask mask(std::int64_t row, std::int64_t count, std::int64_t position, std::int64_t tile) const noexcept {
-    return {words == nullptr ? nullptr : words + row * per_row + tile, per_row, count, position - tile * kTile};
+  /// The mask of `count` query rows from `row` on, at key tile `tile` of a document; row 0 stands
+  /// at `position` in it.
+  TileMask mask(std::int64_t row,
+                std::int64_t count,
+                std::int64_t position,
+                std::int64_t tile) const noexcept {
+    return {words == nullptr ? nullptr : words + row * per_row + tile,
+            per_row,
+            count,
+            position - tile * kTile};
   }
 };
 
-/// Logits of one query against listed keys: out[i] = <q, [kn(s_i) ; kr(s_i)]>, s_i = list[i] or begin + i when list is null.
+/// Logits of one query against listed keys: out[i] = <q, [kn(s_i) ; kr(s_i)]>, s_i = list[i] or
+/// begin + i when list is null.
 template <class A, class T>
-void row_dots(A* out, const A* q, const T* key, std::int64_t key_stride, std::int64_t dn, const T* shared, std::int64_t dr,
-              const std::int32_t* list, std::int64_t begin, std::int64_t n) noexcept {
+void row_dots(A* out,
+              const A* q,
+              const T* key,
+              std::int64_t key_stride,
+              std::int64_t dn,
+              const T* shared,
+              std::int64_t dr,
+              const std::int32_t* list,
+              std::int64_t begin,
+              std::int64_t n) noexcept {
   for (std::int64_t i = 0; i < n; i += 4) {
     std::int64_t s[4];  // past the end the last key is repeated
-    for (std::int64_t j = 0; j < 4; ++j) s[j] = list != nullptr ? list[std::min(i + j, n - 1)] : begin + std::min(i + j, n - 1);
+    for (std::int64_t j = 0; j < 4; ++j)
+      s[j] = list != nullptr ? list[std::min(i + j, n - 1)] : begin + std::min(i + j, n - 1);
     A a = 0, b = 0, c = 0, d = 0;
     const auto add = [&](const A* x, const T* rows, std::int64_t stride, std::int64_t width) {
-      const T *r0 = rows + s[0] * stride, *r1 = rows + s[1] * stride, *r2 = rows + s[2] * stride, *r3 = rows + s[3] * stride;
+      const T *r0 = rows + s[0] * stride, *r1 = rows + s[1] * stride, *r2 = rows + s[2] * stride,
+              *r3 = rows + s[3] * stride;
       A a1 = 0, b1 = 0, c1 = 0, d1 = 0;
 #pragma omp simd reduction(+ : a1, b1, c1, d1)
       for (std::int64_t e = 0; e < width; ++e) {
@@ -125,9 +162,17 @@ void row_dots(A* out, const A* q, const T* key, std::int64_t key_stride, std::in
 
 /// sum[c] += sum_i p[i] row(s_i)[c], four rows at a time, rows in order.
 template <class A, class T>
-void add_rows(A* sum, const A* p, const T* rows, std::int64_t stride, std::int64_t cols, const std::int32_t* list,
-              std::int64_t begin, std::int64_t n) noexcept {
-  const auto row = [&](std::int64_t i) { return rows + (list != nullptr ? list[i] : begin + i) * stride; };
+void add_rows(A* sum,
+              const A* p,
+              const T* rows,
+              std::int64_t stride,
+              std::int64_t cols,
+              const std::int32_t* list,
+              std::int64_t begin,
+              std::int64_t n) noexcept {
+  const auto row = [&](std::int64_t i) {
+    return rows + (list != nullptr ? list[i] : begin + i) * stride;
+  };
   std::int64_t i = 0;
   for (; i + 4 <= n; i += 4) {
     const T *r0 = row(i), *r1 = row(i + 1), *r2 = row(i + 2), *r3 = row(i + 3);
@@ -140,7 +185,8 @@ void add_rows(A* sum, const A* p, const T* rows, std::int64_t stride, std::int64
   for (; i < n; ++i) {
     const T* r = row(i);
 #pragma omp simd
-    for (std::int64_t c = 0; c < cols; ++c) sum[c] += p[i] * static_cast<A>(r[c]);
+    for (std::int64_t c = 0; c < cols; ++c)
+      sum[c] += p[i] * static_cast<A>(r[c]);
   }
 }
 

@@ -35,8 +35,13 @@ struct DenseLoss {
   std::int64_t heads() const { return attention.size.heads; }
   std::int64_t dqk() const { return attention.size.dqk(); }
 
-  // Places the buffers in one piece of memory and returns its size in elements; `to` null = the size only.
-  static std::int64_t layout(DenseLoss* to, A* memory, const AttentionSizes& a, const IndexerInputs& i, std::int64_t longest) {
+  // Places the buffers in one piece of memory and returns its size in elements; `to` null = the
+  // size only.
+  static std::int64_t layout(DenseLoss* to,
+                             A* memory,
+                             const AttentionSizes& a,
+                             const IndexerInputs& i,
+                             std::int64_t longest) {
     const std::int64_t tiles = tiles_of(longest), width = tiles * kTile;
     std::int64_t used = 0;
     const auto place = [&](A* DenseLoss::*member, std::int64_t n) {
@@ -64,10 +69,12 @@ struct DenseLoss {
     pool.parallel_for(tiles_of(n), 1, [&](std::int64_t tile, std::int64_t) {
       const std::int64_t s = tile * kTile, count = std::min(kTile, n - s);
       for (std::int64_t h = 0; h < heads(); ++h) {
-        attention.load_key_transposed(attention_key_t + (tile * heads() + h) * dqk() * kTile, h, first + s, count);
+        attention.load_key_transposed(
+            attention_key_t + (tile * heads() + h) * dqk() * kTile, h, first + s, count);
       }
       load_transposed(key_t + s * indexer.dim(), indexer.key().from(first + s), count);
-      load_rows(key + s * indexer.dim(), indexer.dim(), indexer.key().from(first + s), count, kTile);
+      load_rows(
+          key + s * indexer.dim(), indexer.dim(), indexer.key().from(first + s), count, kTile);
       std::fill_n(dkey + s * indexer.dim(), kTile * indexer.dim(), A(0));
     });
   }
@@ -80,7 +87,12 @@ struct DenseLoss {
       std::copy_n(op.lse.as<A>() + h * see.keys + row, count, lse + h * kTile);
     }
     load_rows(qi, indexer.width(), indexer.query().from(row), count, kTile);
-    load_rows(w, indexer.heads(), indexer.weight().from(row), count, kTile, static_cast<A>(indexer.factor()));
+    load_rows(w,
+              indexer.heads(),
+              indexer.weight().from(row),
+              count,
+              kTile,
+              static_cast<A>(indexer.factor()));
   }
 
   TileMask mask(std::int64_t first, std::int64_t row, std::int64_t count, std::int64_t tile) const {
@@ -98,19 +110,40 @@ struct DenseLoss {
       }
       return;
     }
-    for (std::int64_t i = 0; i < kTile; ++i) std::fill_n(sum + i * width, kTile, A(0));
+    for (std::int64_t i = 0; i < kTile; ++i)
+      std::fill_n(sum + i * width, kTile, A(0));
     for (std::int64_t h = 0; h < heads(); ++h) {
-      tile_gemm(false, false, kTile, kTile, dqk(), A(1), q + h * dqk(), heads() * dqk(),
-                attention_key_t + (tile * heads() + h) * dqk() * kTile, kTile, A(0), scratch, kTile);
+      tile_gemm(false,
+                false,
+                kTile,
+                kTile,
+                dqk(),
+                A(1),
+                q + h * dqk(),
+                heads() * dqk(),
+                attention_key_t + (tile * heads() + h) * dqk() * kTile,
+                kTile,
+                A(0),
+                scratch,
+                kTile);
       for (std::int64_t i = 0; i < hidden.count; ++i) {
         const A log_sum = lse[h * kTile + i];
         const A* logit = scratch + i * kTile;
         A* out = sum + i * width;
 #pragma omp simd
-        for (std::int64_t c = 0; c < kTile; ++c) out[c] += cpu::exp(logit[c] - log_sum);
+        for (std::int64_t c = 0; c < kTile; ++c)
+          out[c] += cpu::exp(logit[c] - log_sum);
       }
     }
-    score_tile(score, width, qi, w, key_t + tile * indexer.dim() * kTile, indexer.heads(), indexer.dim(), dots + tile * indexer.heads() * kTile * kTile, true);
+    score_tile(score,
+               width,
+               qi,
+               w,
+               key_t + tile * indexer.dim() * kTile,
+               indexer.heads(),
+               indexer.dim(),
+               dots + tile * indexer.heads() * kTile * kTile,
+               true);
     if (hidden.full()) return;
     for (std::int64_t i = 0; i < hidden.count; ++i) {
       hidden.hide(sum + i * width, i, A(0));
@@ -139,13 +172,40 @@ struct DenseLoss {
         }
         dw[(tile * kTile + i) * indexer.heads() + j] = sum;
       }
-      tile_gemm(false, false, kTile, dim, kTile, A(1), da, kTile, key + s * dim, dim, A(0), dqi + tile * kTile * all + j * dim, all);
-      tile_gemm(true, false, kTile, dim, kTile, A(1), da, kTile, qi + j * dim, all, A(1), dkey + s * dim, dim);
+      tile_gemm(false,
+                false,
+                kTile,
+                dim,
+                kTile,
+                A(1),
+                da,
+                kTile,
+                key + s * dim,
+                dim,
+                A(0),
+                dqi + tile * kTile * all + j * dim,
+                all);
+      tile_gemm(true,
+                false,
+                kTile,
+                dim,
+                kTile,
+                A(1),
+                da,
+                kTile,
+                qi + j * dim,
+                all,
+                A(1),
+                dkey + s * dim,
+                dim);
     }
   }
 
   // Adds the parts of the key tiles in order and stores the block's dqi and dw.
-  void store_block(std::int64_t first, std::int64_t row, std::int64_t count, std::int64_t tiles) const {
+  void store_block(std::int64_t first,
+                   std::int64_t row,
+                   std::int64_t count,
+                   std::int64_t tiles) const {
     constexpr std::int64_t kRows = 8;
     pool.parallel_for(count, kRows, [&](std::int64_t begin, std::int64_t end) {
       const auto sum_into = [&](A* parts, std::int64_t cols) {
@@ -154,7 +214,8 @@ struct DenseLoss {
         for (std::int64_t tile = 0; tile < tiles; ++tile) {
           if (mask(first, row, count, tile).none()) continue;
           const A* part = total + tile * kTile * cols;
-          for (std::int64_t c = 0; c < (end - begin) * cols; ++c) total[c] = started ? total[c] + part[c] : part[c];
+          for (std::int64_t c = 0; c < (end - begin) * cols; ++c)
+            total[c] = started ? total[c] + part[c] : part[c];
           started = true;
         }
         if (!started) std::fill_n(total, (end - begin) * cols, A(0));
@@ -162,7 +223,13 @@ struct DenseLoss {
       };
       const std::int64_t all = indexer.width(), heads_here = indexer.heads();
       store_rows(op.dqi, (row + begin) * all, all, end - begin, all, sum_into(dqi, all), all);
-      store_rows(op.dw, (row + begin) * heads_here, heads_here, end - begin, heads_here, sum_into(dw, heads_here), heads_here,
+      store_rows(op.dw,
+                 (row + begin) * heads_here,
+                 heads_here,
+                 end - begin,
+                 heads_here,
+                 sum_into(dw, heads_here),
+                 heads_here,
                  static_cast<A>(indexer.factor()));
     });
   }
@@ -176,7 +243,8 @@ struct DenseLoss {
     }
     load_document(first, n);
     for (std::int64_t row = first; row < first + n; row += kTile) {
-      const std::int64_t count = std::min(kTile, first + n - row), tiles = (row - first) / kTile + 1;
+      const std::int64_t count = std::min(kTile, first + n - row),
+                         tiles = (row - first) / kTile + 1;
       load_block(row, count);
       pool.parallel_for(tiles, 1, [&](std::int64_t tile, std::int64_t) {
         Slots::Lease lease(slots);
@@ -184,7 +252,8 @@ struct DenseLoss {
       });
       constexpr std::int64_t kRows = 8;
       pool.parallel_for(count, kRows, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) kl[row + i] = kl_row(target + i * width, index + i * width, tiles * kTile, factor);
+        for (std::int64_t i = begin; i < end; ++i)
+          kl[row + i] = kl_row(target + i * width, index + i * width, tiles * kTile, factor);
       });
       if (op.dqi.empty()) continue;
       pool.parallel_for(tiles, 1, [&](std::int64_t tile, std::int64_t) {
@@ -192,7 +261,9 @@ struct DenseLoss {
       });
       store_block(first, row, count, tiles);
     }
-    if (!op.dqi.empty()) store_rows(op.dki, first * indexer.dim(), indexer.dim(), n, indexer.dim(), dkey, indexer.dim());
+    if (!op.dqi.empty())
+      store_rows(
+          op.dki, first * indexer.dim(), indexer.dim(), n, indexer.dim(), dkey, indexer.dim());
   }
 };
 
@@ -207,18 +278,24 @@ void indexer_loss_dense(CpuContext& context, const IndexerLoss& op) {
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
   MOESAIC_CHECK(threads <= Slots::kMax, "too many threads");
-  const TensorView memory = context.scratch.take({DenseLoss<A>::layout(nullptr, nullptr, size, indexer, longest)}, dtype_of<A>, "indexer loss");
+  const TensorView memory =
+      context.scratch.take({DenseLoss<A>::layout(nullptr, nullptr, size, indexer, longest)},
+                           dtype_of<A>,
+                           "indexer loss");
   const std::size_t slot = slot_bytes<A>({kTile * kTile});
-  const TensorView slot_memory = context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "indexer tiles");
+  const TensorView slot_memory =
+      context.scratch.take({threads, static_cast<std::int64_t>(slot)}, DType::u8, "indexer tiles");
   const TensorView words = SelectionBits::take(context.scratch, rule, size.queries, size.keys);
   context.stream.enqueue([=, &pool = context.pool] {
     const Visibility see = visibility(op.cu_seqlens, size.queries, size.keys, op.selected);
-    DenseLoss<A> loss{op, pool, {size, op.q, op.kvb, op.kr}, indexer, see, {pool, words, see, rule}, rule};
+    DenseLoss<A> loss{
+        op, pool, {size, op.q, op.kvb, op.kr}, indexer, see, {pool, words, see, rule}, rule};
     loss.width = tiles_of(longest) * kTile;
     loss.factor = static_cast<A>(op.weight / divisor(op.tokens));
     DenseLoss<A>::layout(&loss, memory.as<A>(), size, indexer, longest);
     Slots slots(slot_memory.data(), slot, threads);
-    for (std::int64_t doc = 0; doc < see.documents; ++doc) loss.document(slots, doc);
+    for (std::int64_t doc = 0; doc < see.documents; ++doc)
+      loss.document(slots, doc);
     add_rows_to_scalar(op.kl, loss.kl, size.queries);
   });
 }
@@ -231,8 +308,11 @@ void launch(CpuContext& context, const IndexerLoss& op) {
   const bool f64 = op.qi.dtype() == DType::f64;
   const cpu::PathRule rule = cpu::path_rule(op);
   const std::int64_t keys = op.kvb.dim(0);
-  if (rule.longest_dense(keys) > 0) f64 ? cpu::indexer_loss_dense<double>(context, op) : cpu::indexer_loss_dense<float>(context, op);
-  if (rule.rows(keys, keys)) f64 ? cpu::indexer_loss_rows<double>(context, op) : cpu::indexer_loss_rows<float>(context, op);
+  if (rule.longest_dense(keys) > 0)
+    f64 ? cpu::indexer_loss_dense<double>(context, op)
+        : cpu::indexer_loss_dense<float>(context, op);
+  if (rule.rows(keys, keys))
+    f64 ? cpu::indexer_loss_rows<double>(context, op) : cpu::indexer_loss_rows<float>(context, op);
 }
 
 }  // namespace moesaic

@@ -8,24 +8,28 @@ namespace moesaic::cpu {
 
 inline double divisor(const ConstTensorView& tokens) {
   if (tokens.empty()) return 1.0;
-  return tokens.dtype() == DType::f64 ? *tokens.as<double>() : static_cast<double>(*tokens.as<float>());
+  return tokens.dtype() == DType::f64 ? *tokens.as<double>()
+                                      : static_cast<double>(*tokens.as<float>());
 }
 /// kl += the rows' values, added in f64 in order.
 template <class A>
 void add_rows_to_scalar(TensorView kl, const A* rows, std::int64_t n) {
   double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(rows[i]);
+  for (std::int64_t i = 0; i < n; ++i)
+    sum += static_cast<double>(rows[i]);
   *kl.as<A>() = static_cast<A>(static_cast<double>(*kl.as<A>()) + sum);
 }
 
-inline PathRule path_rule(const IndexerLoss& op) { return {op.selected.empty() ? AttentionPath::dense : op.path, selection_size(op.selected), 0}; }
+inline PathRule path_rule(const IndexerLoss& op) {
+  return {op.selected.empty() ? AttentionPath::dense : op.path, selection_size(op.selected), 0};
+}
 
-/// The documents walked by tiles: one block of queries after another against all keys of its document, tiles masked by
-/// the selection if there is one.
+/// The documents walked by tiles: one block of queries after another against all keys of its
+/// document, tiles masked by the selection if there is one.
 template <class A>
 void indexer_loss_dense(CpuContext& context, const IndexerLoss& op);
-/// The documents walked by rows: one query after another over its selected keys; then the keys' gradients, each key by
-/// one owner, queries in order.
+/// The documents walked by rows: one query after another over its selected keys; then the keys'
+/// gradients, each key by one owner, queries in order.
 template <class A>
 void indexer_loss_rows(CpuContext& context, const IndexerLoss& op);
 

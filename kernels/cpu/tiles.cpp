@@ -5,33 +5,80 @@
 namespace moesaic::cpu {
 
 template <>
-void tile_gemm<float>(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-                      const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+void tile_gemm<float>(bool transpose_a,
+                      bool transpose_b,
+                      std::int64_t m,
+                      std::int64_t n,
+                      std::int64_t k,
+                      float alpha,
+                      const float* a,
+                      std::int64_t lda,
+                      const float* b,
+                      std::int64_t ldb,
+                      float beta,
+                      float* c,
+                      std::int64_t ldc) {
+  cblas_sgemm(CblasRowMajor,
+              transpose_a ? CblasTrans : CblasNoTrans,
+              transpose_b ? CblasTrans : CblasNoTrans,
+              static_cast<int>(m),
+              static_cast<int>(n),
+              static_cast<int>(k),
+              alpha,
+              a,
+              static_cast<int>(lda),
+              b,
+              static_cast<int>(ldb),
+              beta,
+              c,
+              static_cast<int>(ldc));
 }
 
 template <>
-void tile_gemm<double>(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha,
-                       const double* a, std::int64_t lda, const double* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
-  cblas_dgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b,
-              static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+void tile_gemm<double>(bool transpose_a,
+                       bool transpose_b,
+                       std::int64_t m,
+                       std::int64_t n,
+                       std::int64_t k,
+                       double alpha,
+                       const double* a,
+                       std::int64_t lda,
+                       const double* b,
+                       std::int64_t ldb,
+                       double beta,
+                       double* c,
+                       std::int64_t ldc) {
+  cblas_dgemm(CblasRowMajor,
+              transpose_a ? CblasTrans : CblasNoTrans,
+              transpose_b ? CblasTrans : CblasNoTrans,
+              static_cast<int>(m),
+              static_cast<int>(n),
+              static_cast<int>(k),
+              alpha,
+              a,
+              static_cast<int>(lda),
+              b,
+              static_cast<int>(ldb),
+              beta,
+              c,
+              static_cast<int>(ldc));
 }
 
 template <class A>
-void load_rows(A* to, std::int64_t ld, const Rows& from, std::int64_t rows, std::int64_t padded, A factor) {
+void load_rows(
+    A* to, std::int64_t ld, const Rows& from, std::int64_t rows, std::int64_t padded, A factor) {
   dispatch_float(from.tensor.dtype(), [&]<class T>(TypeTag<T>) {
     const T* source = from.tensor.as<T>() + from.offset;
     for (std::int64_t r = 0; r < rows; ++r) {
       const T* in = source + r * from.stride;
       A* out = to + r * ld;
 #pragma omp simd
-      for (std::int64_t c = 0; c < from.cols; ++c) out[c] = static_cast<A>(in[c]) * factor;
+      for (std::int64_t c = 0; c < from.cols; ++c)
+        out[c] = static_cast<A>(in[c]) * factor;
     }
   });
-  for (std::int64_t r = rows; r < padded; ++r) std::fill_n(to + r * ld, from.cols, A(0));
+  for (std::int64_t r = rows; r < padded; ++r)
+    std::fill_n(to + r * ld, from.cols, A(0));
 }
 
 template <class A>
@@ -42,22 +89,31 @@ void load_transposed(A* to, const Rows& from, std::int64_t rows) {
     for (std::int64_t c0 = 0; c0 < from.cols; c0 += kSquare) {
       const std::int64_t c1 = std::min(from.cols, c0 + kSquare);
       for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = c0; c < c1; ++c) to[c * kTile + r] = static_cast<A>(source[r * from.stride + c]);
+        for (std::int64_t c = c0; c < c1; ++c)
+          to[c * kTile + r] = static_cast<A>(source[r * from.stride + c]);
       }
     }
   });
-  for (std::int64_t c = 0; rows < kTile && c < from.cols; ++c) std::fill(to + c * kTile + rows, to + (c + 1) * kTile, A(0));
+  for (std::int64_t c = 0; rows < kTile && c < from.cols; ++c)
+    std::fill(to + c * kTile + rows, to + (c + 1) * kTile, A(0));
 }
 
 template <class A>
-void store_rows(TensorView to, std::int64_t offset, std::int64_t stride, std::int64_t rows, std::int64_t cols,
-                const A* from, std::int64_t ld, A factor) {
+void store_rows(TensorView to,
+                std::int64_t offset,
+                std::int64_t stride,
+                std::int64_t rows,
+                std::int64_t cols,
+                const A* from,
+                std::int64_t ld,
+                A factor) {
   dispatch_float(to.dtype(), [&]<class T>(TypeTag<T>) {
     T* target = to.as<T>() + offset;
     for (std::int64_t r = 0; r < rows; ++r) {
       const A* in = from + r * ld;
       T* out = target + r * stride;
-      for (std::int64_t c = 0; c < cols; ++c) out[c] = T(in[c] * factor);
+      for (std::int64_t c = 0; c < cols; ++c)
+        out[c] = T(in[c] * factor);
     }
   });
 }
@@ -66,10 +122,27 @@ template void load_rows(float*, std::int64_t, const Rows&, std::int64_t, std::in
 template void load_rows(double*, std::int64_t, const Rows&, std::int64_t, std::int64_t, double);
 template void load_transposed(float*, const Rows&, std::int64_t);
 template void load_transposed(double*, const Rows&, std::int64_t);
-template void store_rows(TensorView, std::int64_t, std::int64_t, std::int64_t, std::int64_t, const float*, std::int64_t, float);
-template void store_rows(TensorView, std::int64_t, std::int64_t, std::int64_t, std::int64_t, const double*, std::int64_t, double);
+template void store_rows(TensorView,
+                         std::int64_t,
+                         std::int64_t,
+                         std::int64_t,
+                         std::int64_t,
+                         const float*,
+                         std::int64_t,
+                         float);
+template void store_rows(TensorView,
+                         std::int64_t,
+                         std::int64_t,
+                         std::int64_t,
+                         std::int64_t,
+                         const double*,
+                         std::int64_t,
+                         double);
 
-Visibility visibility(ConstTensorView cu_seqlens, std::int64_t queries, std::int64_t keys, ConstTensorView selected) {
+Visibility visibility(ConstTensorView cu_seqlens,
+                      std::int64_t queries,
+                      std::int64_t keys,
+                      ConstTensorView selected) {
   return {.cu = cu_seqlens.as<std::int32_t>(),
           .documents = cu_seqlens.dim(0) - 1,
           .first = keys - queries,
@@ -79,14 +152,17 @@ Visibility visibility(ConstTensorView cu_seqlens, std::int64_t queries, std::int
 }
 
 std::int64_t Visibility::document_of(std::int64_t position) const noexcept {
-  // The first border beyond the position ends its document; empty documents before it share a border and are passed over.
+  // The first border beyond the position ends its document; empty documents before it share a
+  // border and are passed over.
   return std::upper_bound(cu, cu + documents + 1, static_cast<std::int32_t>(position)) - cu - 1;
 }
 
 Visibility::Range Visibility::visible_selection(std::int64_t row) const noexcept {
   const auto position = static_cast<std::int32_t>(first + row);
   const std::int32_t* list = selected + row * k;
-  const std::int64_t n = std::partition_point(list, list + k, [](std::int32_t s) { return s >= 0; }) - list;  // then padding
+  const std::int64_t n =
+      std::partition_point(list, list + k, [](std::int32_t s) { return s >= 0; }) -
+      list;  // then padding
   const std::int32_t begin = cu[document_of(position)];
   return {std::lower_bound(list, list + n, begin), std::upper_bound(list, list + n, position)};
 }
@@ -107,7 +183,8 @@ std::int64_t list_blocks(const Visibility& see, QueryBlock* blocks) noexcept {
   for (std::int64_t d = 0; d < see.documents; ++d) {
     const std::int64_t end = see.query_end(d);
     for (std::int64_t row = see.query_begin(d); row < end; row += kTile) {
-      blocks[n++] = {static_cast<std::int32_t>(d), static_cast<std::int32_t>(row),
+      blocks[n++] = {static_cast<std::int32_t>(d),
+                     static_cast<std::int32_t>(row),
                      static_cast<std::int32_t>(std::min(kTile, end - row))};
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
-// Building blocks of the tiled attention and indexer kernels. A is the type sums are formed in (float or double);
-// operands of any storage type are converted to A while they are copied into a tile.
+// Building blocks of the tiled attention and indexer kernels. A is the type sums are formed in
+// (float or double); operands of any storage type are converted to A while they are copied into a
+// tile.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -13,16 +14,31 @@
 
 namespace moesaic::cpu {
 
-constexpr std::int64_t kTile = 64;  // rows and columns of a tile of (query, key) pairs; part of the bits
+constexpr std::int64_t kTile =
+    64;  // rows and columns of a tile of (query, key) pairs; part of the bits
 
-inline std::int64_t tiles_of(std::int64_t n) noexcept { return (n + kTile - 1) / kTile; }
+inline std::int64_t tiles_of(std::int64_t n) noexcept {
+  return (n + kTile - 1) / kTile;
+}
 
 /// c = alpha op(a) op(b) + beta c on row-major tiles (single-threaded BLAS).
 template <class A>
-void tile_gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, A alpha, const A* a,
-               std::int64_t lda, const A* b, std::int64_t ldb, A beta, A* c, std::int64_t ldc);
+void tile_gemm(bool transpose_a,
+               bool transpose_b,
+               std::int64_t m,
+               std::int64_t n,
+               std::int64_t k,
+               A alpha,
+               const A* a,
+               std::int64_t lda,
+               const A* b,
+               std::int64_t ldb,
+               A beta,
+               A* c,
+               std::int64_t ldc);
 
-/// A window on a tensor: rows of `cols` elements, `stride` elements apart, the first one at `offset`.
+/// A window on a tensor: rows of `cols` elements, `stride` elements apart, the first one at
+/// `offset`.
 struct Rows {
   ConstTensorView tensor;
   std::int64_t offset = 0;
@@ -33,41 +49,58 @@ struct Rows {
 
 /// to[r * ld + c] = factor * from[r, c] for r < rows, zero for rows <= r < padded.
 template <class A>
-void load_rows(A* to, std::int64_t ld, const Rows& from, std::int64_t rows, std::int64_t padded, A factor = A(1));
+void load_rows(A* to,
+               std::int64_t ld,
+               const Rows& from,
+               std::int64_t rows,
+               std::int64_t padded,
+               A factor = A(1));
 /// The transpose: to[c * kTile + r], r < kTile; rows beyond `rows` are zero.
 template <class A>
 void load_transposed(A* to, const Rows& from, std::int64_t rows);
 /// to[r, c] = factor * from[r * ld + c] in the type of `to`.
 template <class A>
-void store_rows(TensorView to, std::int64_t offset, std::int64_t stride, std::int64_t rows, std::int64_t cols,
-                const A* from, std::int64_t ld, A factor = A(1));
+void store_rows(TensorView to,
+                std::int64_t offset,
+                std::int64_t stride,
+                std::int64_t rows,
+                std::int64_t cols,
+                const A* from,
+                std::int64_t ld,
+                A factor = A(1));
 
 /// Largest of n numbers (-inf for none); NaN is passed over.
 template <class A>
 inline A largest(const A* x, std::int64_t n) noexcept {
   constexpr int kLanes = 16;
   A lane[kLanes];
-  for (auto& v : lane) v = -std::numeric_limits<A>::infinity();
+  for (auto& v : lane)
+    v = -std::numeric_limits<A>::infinity();
   const std::int64_t whole = n / kLanes * kLanes;
   for (std::int64_t i = 0; i < whole; i += kLanes) {
 #pragma omp simd
-    for (int j = 0; j < kLanes; ++j) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    for (int j = 0; j < kLanes; ++j)
+      lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
   }
-  for (std::int64_t i = whole; i < n; ++i) lane[0] = x[i] > lane[0] ? x[i] : lane[0];
-  for (int j = 1; j < kLanes; ++j) lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
+  for (std::int64_t i = whole; i < n; ++i)
+    lane[0] = x[i] > lane[0] ? x[i] : lane[0];
+  for (int j = 1; j < kLanes; ++j)
+    lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
   return lane[0];
 }
 
-/// Equal pieces of one scratch tensor, handed to whichever thread asks. Which piece a task gets has no influence on its
-/// results. At most as many tasks as pieces run at once.
+/// Equal pieces of one scratch tensor, handed to whichever thread asks. Which piece a task gets has
+/// no influence on its results. At most as many tasks as pieces run at once.
 class Slots {
  public:
   static constexpr int kMax = 256;
-  Slots(std::byte* memory, std::size_t bytes_each, int count) : memory_(memory), bytes_(bytes_each), count_(count) {}
+  Slots(std::byte* memory, std::size_t bytes_each, int count)
+      : memory_(memory), bytes_(bytes_each), count_(count) {}
   class Lease {
    public:
     explicit Lease(Slots& slots) noexcept : slots_(slots) {
-      for (index_ = 0; slots_.busy_[index_].exchange(true, std::memory_order_acquire);) index_ = (index_ + 1) % slots_.count_;
+      for (index_ = 0; slots_.busy_[index_].exchange(true, std::memory_order_acquire);)
+        index_ = (index_ + 1) % slots_.count_;
     }
     ~Lease() { slots_.busy_[index_].store(false, std::memory_order_release); }
     Lease(const Lease&) = delete;
@@ -75,7 +108,8 @@ class Slots {
     /// The next n elements of the piece.
     template <class A>
     A* take(std::int64_t n) noexcept {
-      A* p = reinterpret_cast<A*>(slots_.memory_ + static_cast<std::size_t>(index_) * slots_.bytes_ + used_);
+      A* p = reinterpret_cast<A*>(slots_.memory_ +
+                                  static_cast<std::size_t>(index_) * slots_.bytes_ + used_);
       used_ += (static_cast<std::size_t>(n) * sizeof(A) + 63) / 64 * 64;
       return p;
     }
@@ -97,11 +131,13 @@ class Slots {
 template <class A>
 std::size_t slot_bytes(std::initializer_list<std::int64_t> counts) noexcept {
   std::size_t bytes = 0;
-  for (const std::int64_t n : counts) bytes += (static_cast<std::size_t>(n) * sizeof(A) + 63) / 64 * 64;
+  for (const std::int64_t n : counts)
+    bytes += (static_cast<std::size_t>(n) * sizeof(A) + 63) / 64 * 64;
   return bytes;
 }
 
-/// Which keys a query sees. Positions are those of the keys; query row i stands at position first + i.
+/// Which keys a query sees. Positions are those of the keys; query row i stands at position first +
+/// i.
 struct Visibility {
   const std::int32_t* cu = nullptr;
   std::int64_t documents = 0;
@@ -113,8 +149,12 @@ struct Visibility {
   /// The document that holds `position`.
   std::int64_t document_of(std::int64_t position) const noexcept;
   /// Query rows [begin, end) of a document.
-  std::int64_t query_begin(std::int64_t document) const noexcept { return std::max<std::int64_t>(0, cu[document] - first); }
-  std::int64_t query_end(std::int64_t document) const noexcept { return std::max<std::int64_t>(0, cu[document + 1] - first); }
+  std::int64_t query_begin(std::int64_t document) const noexcept {
+    return std::max<std::int64_t>(0, cu[document] - first);
+  }
+  std::int64_t query_end(std::int64_t document) const noexcept {
+    return std::max<std::int64_t>(0, cu[document + 1] - first);
+  }
   /// The part [begin, end) of row i's selection that is visible.
   struct Range {
     const std::int32_t* begin;
@@ -124,7 +164,10 @@ struct Visibility {
   /// Words of 64 bits, one per key tile of the row's document: which keys are selected and visible.
   void selection_words(std::int64_t row, std::uint64_t* words) const noexcept;
 };
-Visibility visibility(ConstTensorView cu_seqlens, std::int64_t queries, std::int64_t keys, ConstTensorView selected);
+Visibility visibility(ConstTensorView cu_seqlens,
+                      std::int64_t queries,
+                      std::int64_t keys,
+                      ConstTensorView selected);
 
 /// Query rows of one document in blocks of kTile.
 struct QueryBlock {
@@ -133,7 +176,9 @@ struct QueryBlock {
   std::int32_t count;  ///< 1..kTile rows
 };
 /// Upper bound of list_blocks.
-inline std::int64_t max_blocks(std::int64_t queries, std::int64_t documents) noexcept { return queries / kTile + documents + 1; }
+inline std::int64_t max_blocks(std::int64_t queries, std::int64_t documents) noexcept {
+  return queries / kTile + documents + 1;
+}
 /// Fills `blocks` in order and returns their number.
 std::int64_t list_blocks(const Visibility& see, QueryBlock* blocks) noexcept;
 

@@ -16,6 +16,7 @@
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/guard.h"
 #include "kernels/ops/indexer.h"
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
@@ -74,6 +75,7 @@ using AllOps = OpList<            //
     GroupedLinearBackwardInput,   //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //
+    GuardFinite,                  //
     IndexerLoss,                  //
     IndexerSelect,                //
     KdaChunkBackward,             //

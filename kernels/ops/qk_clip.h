@@ -3,8 +3,8 @@
 
 namespace moesaic {
 
-/// QK-clip: for heads whose largest logit S_h of the step exceeds tau, scales the projections so that the logits become
-/// gamma_h = tau / S_h times the old ones. In place, on master weights:
+/// QK-clip: for heads whose largest logit S_h of the step exceeds tau, scales the projections so
+/// that the logits become gamma_h = tau / S_h times the old ones. In place, on master weights:
 ///
 ///   q rows 0..dn of the head and key rows 0..dn of the head in kv_b  *= sqrt(gamma_h)
 ///   the dr query rows that meet the shared key                       *= gamma_h;   value rows stay
@@ -12,8 +12,9 @@ namespace moesaic {
 ///   q_weight    [H (dn+dr), in]   f64 | f32: q_b_proj or q_proj
 ///   kv_b_weight [H (dn+dv), ckv]  f64 | f32
 ///   max_logit   [H]               f64 | f32; the maximum over the global batch
-///   gamma       [H]               optional, type of max_logit: the factors used (1 = not clipped), for the log
-///   skip        one element, i32 | f32 | f64, optional: not zero = leave the weights alone (a skipped step); gamma is 1
+///   gamma       [H]               optional, type of max_logit: the factors used (1 = not clipped),
+///   for the log skip        one element, i32 | f32 | f64, optional: not zero = leave the weights
+///   alone (a skipped step); gamma is 1
 ///
 /// A non-finite S_h leaves its head alone. Source: SPEC section 7.4.
 struct QkClip {

@@ -42,8 +42,9 @@ TEST_CASE("cli: without a command the help is printed and the code is 2") {
 
 TEST_CASE("cli: help, version, and an example for every verb") {
   CHECK(moesaic("--help").code == 0);
-  CHECK(contains(moesaic("--version").output, "moesaic 0."));
-  for (const std::string verb : {"schema", "explain"}) {
+  const Result version = moesaic("--version");
+  for (const std::string line : {"moesaic 0.", "\ngit ", "\ncompiler ", "\nCUDA "}) CHECK(contains(version.output, line));
+  for (const std::string verb : {"plan", "schema", "explain"}) {
     CAPTURE(verb);
     const Result help = moesaic(verb + " --help");
     CHECK(help.code == 0);
@@ -70,6 +71,35 @@ TEST_CASE("cli: schema and explain") {
   CHECK(unknown.code == 2);
   CHECK(unknown.output ==
         "moesaic: model.num_expert: unknown key; did you mean model.num_experts?\n");
+}
+
+TEST_CASE("cli: plan") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/";
+  const Result tables = moesaic("plan " + config + "kimi_linear_48b.yaml");
+  CHECK(tables.code == 0);
+  CHECK(contains(tables.output, "49,122,681,728"));
+  CHECK(contains(tables.output, "2 x active parameters"));
+  const Result json = moesaic("plan --json " + config + "kimi_k3.yaml", "2>/dev/null");
+  CHECK(json.code == 0);
+  CHECK(contains(json.output, "\"total\": 2779484478208"));
+  CHECK(contains(json.output, "\"active\": 104189614848"));
+  CHECK(contains(moesaic("plan " + config + "deepseek_v32.yaml").output, "note: model.rope_scaling: "));
+  const Result effective = moesaic("plan --effective " + config + "quickstart.yaml optimizer.lr=1e-4", "2>/dev/null");
+  CHECK(effective.code == 0);
+  CHECK(contains(effective.output, "# command line"));
+}
+
+TEST_CASE("cli: plan lists every problem") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  const Result keys = moesaic("plan " + config + " model.hidden_sise=8 train.steps=x", "2>&1 >/dev/null");
+  CHECK(keys.code == 2);
+  CHECK(contains(keys.output, "model.hidden_size"));
+  CHECK(contains(keys.output, "train.steps"));
+  CHECK(contains(keys.output, "2 problems"));
+  const Result phases = moesaic("plan " + config + " 'train.phases=[{until: 600, freeze: [nothing_like_this]}]'", "2>&1 >/dev/null");
+  CHECK(phases.code == 2);
+  CHECK(contains(phases.output, "the pattern 'nothing_like_this' matches no parameter"));
+  CHECK(moesaic("plan " + config + " --json --effective").code == 2);
 }
 
 TEST_CASE("cli: output that cannot be written is an error") {

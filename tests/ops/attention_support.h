@@ -16,12 +16,14 @@ using Ints = std::vector<std::int32_t>;
 
 inline Values normal(std::size_t n, std::uint64_t key, double size = 1.0) {
   Values v(n);
-  for (std::size_t i = 0; i < n; ++i) v[i] = size * standard_normal(key, i);
+  for (std::size_t i = 0; i < n; ++i)
+    v[i] = size * standard_normal(key, i);
   return v;
 }
 /// Rounded to bf16, so that bf16 storage holds the same numbers.
 inline Values rounded(Values v) {
-  for (auto& x : v) x = static_cast<float>(bf16(x));
+  for (auto& x : v)
+    x = static_cast<float>(bf16(x));
   return v;
 }
 
@@ -31,12 +33,16 @@ class Memory {
   TensorView floats(const Values& values, Shape shape, DType dtype) {
     TensorView v = raw(shape, dtype);
     dispatch_float(dtype, [&]<class T>(TypeTag<T>) {
-      for (std::size_t i = 0; i < values.size(); ++i) v.as<T>()[i] = T(static_cast<acc_t<T>>(values[i]));
+      for (std::size_t i = 0; i < values.size(); ++i)
+        v.as<T>()[i] = T(static_cast<acc_t<T>>(values[i]));
     });
     return v;
   }
   TensorView poisoned(Shape shape, DType dtype) {
-    return floats(Values(static_cast<std::size_t>(shape.numel()), std::numeric_limits<double>::quiet_NaN()), shape, dtype);
+    return floats(
+        Values(static_cast<std::size_t>(shape.numel()), std::numeric_limits<double>::quiet_NaN()),
+        shape,
+        dtype);
   }
   TensorView ints(const Ints& values, Shape shape) {
     TensorView v = raw(shape, DType::i32);
@@ -44,7 +50,8 @@ class Memory {
     return v;
   }
   TensorView raw(Shape shape, DType dtype) {
-    buffers_.emplace_back(byte_size(dtype) * static_cast<std::size_t>(shape.numel()) + 1, kCpu, "test");
+    buffers_.emplace_back(
+        byte_size(dtype) * static_cast<std::size_t>(shape.numel()) + 1, kCpu, "test");
     return buffers_.back().view(shape, dtype);
   }
 
@@ -54,18 +61,22 @@ class Memory {
 inline Values read(const ConstTensorView& v) {
   Values out(static_cast<std::size_t>(v.numel()));
   dispatch_float(v.dtype(), [&]<class T>(TypeTag<T>) {
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(v.as<T>()[i]);
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<double>(v.as<T>()[i]);
   });
   return out;
 }
-inline Ints read_ints(const ConstTensorView& v) { return {v.as<std::int32_t>(), v.as<std::int32_t>() + v.numel()}; }
+inline Ints read_ints(const ConstTensorView& v) {
+  return {v.as<std::int32_t>(), v.as<std::int32_t>() + v.numel()};
+}
 
 /// Runs an op on a fresh backend whose scratch memory is poisoned; its size comes from a dry run.
 template <class Op>
 void run_once(const Op& op, int threads = 1) {
   BackendOwner dry({.mode = Stream::Mode::dry, .num_threads = threads});
   run(dry.backend(), op);
-  BackendOwner owner({.num_threads = threads, .scratch_bytes = dry.scratch().high_water_bytes() + 256});
+  BackendOwner owner(
+      {.num_threads = threads, .scratch_bytes = dry.scratch().high_water_bytes() + 256});
   owner.scratch().poison();
   run(owner.backend(), op);
   owner.stream().synchronize();
@@ -80,9 +91,24 @@ struct Problem {
 };
 
 /// Random problem; documents as given, queries = all keys.
-inline Problem make_problem(const Ints& lengths, std::int64_t heads, std::int64_t dn, std::int64_t dr, std::int64_t dv, std::uint64_t seed = 7) {
-  Problem p{.heads = heads, .dn = dn, .dr = dr, .dv = dv, .cu = {0}, .q = {}, .kvb = {}, .kr = {}, .d_o = {}, .selected = {}};
-  for (const auto n : lengths) p.cu.push_back(p.cu.back() + n);
+inline Problem make_problem(const Ints& lengths,
+                            std::int64_t heads,
+                            std::int64_t dn,
+                            std::int64_t dr,
+                            std::int64_t dv,
+                            std::uint64_t seed = 7) {
+  Problem p{.heads = heads,
+            .dn = dn,
+            .dr = dr,
+            .dv = dv,
+            .cu = {0},
+            .q = {},
+            .kvb = {},
+            .kr = {},
+            .d_o = {},
+            .selected = {}};
+  for (const auto n : lengths)
+    p.cu.push_back(p.cu.back() + n);
   p.tq = p.tk = p.cu.back();
   const auto size = [&](std::int64_t n) { return static_cast<std::size_t>(n); };
   p.q = rounded(normal(size(p.tq * heads * (dn + dr)), seed + 1));
@@ -94,7 +120,8 @@ inline Problem make_problem(const Ints& lengths, std::int64_t heads, std::int64_
 }
 inline std::int64_t document_begin(const Problem& p, std::int64_t position) {
   std::int64_t begin = 0;
-  for (const auto c : p.cu) begin = c <= position ? c : begin;
+  for (const auto c : p.cu)
+    begin = c <= position ? c : begin;
   return begin;
 }
 /// A random selection of up to k visible keys per query.
@@ -104,7 +131,8 @@ inline void select_random(Problem& p, std::int64_t k, std::uint64_t seed = 99) {
   for (std::int64_t t = 0; t < p.tq; ++t) {
     const std::int64_t begin = document_begin(p, t), n = t + 1 - begin;
     std::int64_t written = 0;
-    for (std::int64_t s = begin; s <= t && written < k; ++s) {  // selection sampling: k of n, ascending
+    for (std::int64_t s = begin; s <= t && written < k;
+         ++s) {  // selection sampling: k of n, ascending
       const auto draw = uniform(seed, static_cast<std::uint64_t>(t * p.tk + s));
       if (draw * static_cast<double>(n - (s - begin)) < static_cast<double>(k - written)) {
         p.selected[static_cast<std::size_t>(t * k + written++)] = static_cast<std::int32_t>(s);
@@ -117,7 +145,8 @@ inline std::vector<std::int64_t> visible_keys(const Problem& p, std::int64_t i) 
   const std::int64_t position = p.tk - p.tq + i, begin = document_begin(p, position);
   std::vector<std::int64_t> keys;
   if (p.k == 0) {
-    for (std::int64_t s = begin; s <= position; ++s) keys.push_back(s);
+    for (std::int64_t s = begin; s <= position; ++s)
+      keys.push_back(s);
   } else {
     for (std::int64_t j = 0; j < p.k; ++j) {
       const auto s = p.selected[static_cast<std::size_t>(i * p.k + j)];
@@ -130,8 +159,10 @@ inline double logit(const Problem& p, std::int64_t h, std::int64_t t, std::int64
   double sum = 0;
   const auto* q = p.q.data() + (t * p.heads + h) * (p.dn + p.dr);
   const auto* k = p.kvb.data() + (s * p.heads + h) * (p.dn + p.dv);
-  for (std::int64_t c = 0; c < p.dn; ++c) sum += q[c] * k[c];
-  for (std::int64_t c = 0; c < p.dr; ++c) sum += q[p.dn + c] * p.kr[static_cast<std::size_t>(s * p.dr + c)];
+  for (std::int64_t c = 0; c < p.dn; ++c)
+    sum += q[c] * k[c];
+  for (std::int64_t c = 0; c < p.dr; ++c)
+    sum += q[p.dn + c] * p.kr[static_cast<std::size_t>(s * p.dr + c)];
   return sum * p.scale;
 }
 
@@ -153,11 +184,14 @@ inline Outputs naive_forward(const Problem& p) {
       for (const auto s : visible_keys(p, t)) {
         const double l = logit(p, h, t, s), e = std::exp(l);
         total += e;
-        r.max_logit[static_cast<std::size_t>(h)] = std::max(r.max_logit[static_cast<std::size_t>(h)], l);
-        for (std::int64_t c = 0; c < p.dv; ++c) o[c] += e * p.kvb[static_cast<std::size_t>((s * p.heads + h) * (p.dn + p.dv) + p.dn + c)];
+        r.max_logit[static_cast<std::size_t>(h)] =
+            std::max(r.max_logit[static_cast<std::size_t>(h)], l);
+        for (std::int64_t c = 0; c < p.dv; ++c)
+          o[c] += e * p.kvb[static_cast<std::size_t>((s * p.heads + h) * (p.dn + p.dv) + p.dn + c)];
       }
       if (total == 0) continue;
-      for (std::int64_t c = 0; c < p.dv; ++c) o[c] /= total;
+      for (std::int64_t c = 0; c < p.dv; ++c)
+        o[c] /= total;
       r.lse[static_cast<std::size_t>(h * p.tq + t)] = std::log(total);
     }
   }
@@ -183,8 +217,14 @@ inline Outputs run_attention(const Problem& p, const Options& options) {
   AttentionForward forward{.o = m.poisoned({p.tq, p.heads, p.dv}, stats),
                            .lse = m.poisoned({p.heads, p.tq}, stats),
                            .max_logit = m.poisoned({p.heads}, stats),
-                           .q = q, .kvb = kvb, .kr = kr, .cu_seqlens = cu, .selected = selected,
-                           .scale = p.scale, .accumulate_max = false, .path = options.path};
+                           .q = q,
+                           .kvb = kvb,
+                           .kr = kr,
+                           .cu_seqlens = cu,
+                           .selected = selected,
+                           .scale = p.scale,
+                           .accumulate_max = false,
+                           .path = options.path};
   run_once(forward, options.threads);
   Outputs r{read(forward.o), read(forward.lse), read(forward.max_logit), {}, {}, {}};
   if (!options.backward) return r;
@@ -192,8 +232,15 @@ inline Outputs run_attention(const Problem& p, const Options& options) {
                              .dkvb = m.poisoned(kvb.shape(), compute),
                              .dkr = p.dr > 0 ? m.poisoned(kr.shape(), compute) : TensorView(),
                              .d_o = m.floats(p.d_o, forward.o.shape(), stats),
-                             .o = forward.o, .lse = forward.lse, .q = q, .kvb = kvb, .kr = kr, .cu_seqlens = cu,
-                             .selected = selected, .scale = p.scale, .path = options.path};
+                             .o = forward.o,
+                             .lse = forward.lse,
+                             .q = q,
+                             .kvb = kvb,
+                             .kr = kr,
+                             .cu_seqlens = cu,
+                             .selected = selected,
+                             .scale = p.scale,
+                             .path = options.path};
   run_once(backward, options.threads);
   r.dq = read(backward.dq);
   r.dkvb = read(backward.dkvb);
@@ -201,7 +248,8 @@ inline Outputs run_attention(const Problem& p, const Options& options) {
   return r;
 }
 
-/// Relative L2 distance; infinite when sizes differ or a number is not finite where the reference is.
+/// Relative L2 distance; infinite when sizes differ or a number is not finite where the reference
+/// is.
 inline double distance(const Values& got, const Values& want) {
   if (got.size() != want.size()) return std::numeric_limits<double>::infinity();
   double difference = 0, norm = 0;
@@ -210,7 +258,8 @@ inline double distance(const Values& got, const Values& want) {
       norm += std::isfinite(want[i]) ? want[i] * want[i] : 0;
       continue;
     }
-    if (!std::isfinite(got[i]) || !std::isfinite(want[i])) return std::numeric_limits<double>::infinity();
+    if (!std::isfinite(got[i]) || !std::isfinite(want[i]))
+      return std::numeric_limits<double>::infinity();
     difference += (got[i] - want[i]) * (got[i] - want[i]);
     norm += want[i] * want[i];
   }

@@ -1,10 +1,11 @@
 // Index scores, selection, the indexer's loss and QK-clip against their definitions.
+#include "kernels/ops/indexer.h"
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "kernels/cpu/select.h"
-#include "kernels/ops/indexer.h"
 #include "kernels/ops/qk_clip.h"
 #include "tests/ops/attention_support.h"
 #include "tests/support/catch.h"
@@ -19,7 +20,10 @@ struct IndexProblem {
   std::int64_t heads = 3, dim = 5;
   Values qi, ki, w;
 };
-IndexProblem make_index_problem(const Ints& lengths, std::int64_t heads = 3, std::int64_t dim = 5, std::uint64_t seed = 40) {
+IndexProblem make_index_problem(const Ints& lengths,
+                                std::int64_t heads = 3,
+                                std::int64_t dim = 5,
+                                std::uint64_t seed = 40) {
   IndexProblem p;
   p.a = make_problem(lengths, 2, 4, 2, 3, seed);
   p.heads = heads;
@@ -33,7 +37,9 @@ double score(const IndexProblem& p, std::int64_t t, std::int64_t s) {
   double sum = 0;
   for (std::int64_t j = 0; j < p.heads; ++j) {
     double dot = 0;
-    for (std::int64_t c = 0; c < p.dim; ++c) dot += p.qi[static_cast<std::size_t>((t * p.heads + j) * p.dim + c)] * p.ki[static_cast<std::size_t>(s * p.dim + c)];
+    for (std::int64_t c = 0; c < p.dim; ++c)
+      dot += p.qi[static_cast<std::size_t>((t * p.heads + j) * p.dim + c)] *
+             p.ki[static_cast<std::size_t>(s * p.dim + c)];
     sum += p.w[static_cast<std::size_t>(t * p.heads + j)] * std::max(dot, 0.0);
   }
   return sum / std::sqrt(static_cast<double>(p.heads * p.dim));
@@ -47,8 +53,11 @@ Ints sorted_selection(const Values& values, std::int64_t k) {
     const double v = values[static_cast<std::size_t>(i)];
     return std::isnan(v) ? -std::numeric_limits<double>::infinity() : v;
   };
-  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return value(a) > value(b); });
-  order.resize(static_cast<std::size_t>(std::min<std::int64_t>(k, static_cast<std::int64_t>(values.size()))));
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return value(a) > value(b);
+  });
+  order.resize(static_cast<std::size_t>(
+      std::min<std::int64_t>(k, static_cast<std::int64_t>(values.size()))));
   std::sort(order.begin(), order.end());
   return order;
 }
@@ -57,7 +66,11 @@ struct Selection {
   Ints selected;
   Values scores;
 };
-Selection run_select(const IndexProblem& p, std::int64_t k, const Precision& precision, int threads = 1, bool with_scores = true) {
+Selection run_select(const IndexProblem& p,
+                     std::int64_t k,
+                     const Precision& precision,
+                     int threads = 1,
+                     bool with_scores = true) {
   Memory m;
   const std::int64_t tq = p.a.tq, tk = p.a.tk;
   IndexerSelect op{.selected = m.ints(Ints(static_cast<std::size_t>(tq * k), -77), {tq, k}),
@@ -65,7 +78,8 @@ Selection run_select(const IndexProblem& p, std::int64_t k, const Precision& pre
                    .qi = m.floats(p.qi, {tq, p.heads, p.dim}, precision.compute),
                    .ki = m.floats(p.ki, {tk, p.dim}, precision.compute),
                    .w = m.floats(p.w, {tq, p.heads}, precision.stats),
-                   .cu_seqlens = m.ints(p.a.cu, {static_cast<std::int64_t>(p.a.cu.size())}), .given = {}};
+                   .cu_seqlens = m.ints(p.a.cu, {static_cast<std::int64_t>(p.a.cu.size())}),
+                   .given = {}};
   run_once(op, threads);
   return {read_ints(op.selected), with_scores ? read(op.scores) : Values()};
 }
@@ -73,8 +87,14 @@ Selection run_select(const IndexProblem& p, std::int64_t k, const Precision& pre
 struct LossResult {
   Values kl, dqi, dki, dw;
 };
-LossResult run_loss(const IndexProblem& p, const Options& o, bool gradients = true, double weight = 1, double tokens = 1, double kl_before = 0) {
-  const Outputs forward = run_attention(p.a, {.precision = o.precision, .path = AttentionPath::dense, .backward = false});
+LossResult run_loss(const IndexProblem& p,
+                    const Options& o,
+                    bool gradients = true,
+                    double weight = 1,
+                    double tokens = 1,
+                    double kl_before = 0) {
+  const Outputs forward = run_attention(
+      p.a, {.precision = o.precision, .path = AttentionPath::dense, .backward = false});
   Memory m;
   const DType compute = o.precision.compute, stats = o.precision.stats;
   const std::int64_t n = p.a.tq;
@@ -82,13 +102,20 @@ LossResult run_loss(const IndexProblem& p, const Options& o, bool gradients = tr
                  .dqi = gradients ? m.poisoned({n, p.heads, p.dim}, compute) : TensorView(),
                  .dki = gradients ? m.poisoned({n, p.dim}, compute) : TensorView(),
                  .dw = gradients ? m.poisoned({n, p.heads}, stats) : TensorView(),
-                 .qi = m.floats(p.qi, {n, p.heads, p.dim}, compute), .ki = m.floats(p.ki, {n, p.dim}, compute),
-                 .w = m.floats(p.w, {n, p.heads}, stats), .q = m.floats(p.a.q, {n, p.a.heads, p.a.dn + p.a.dr}, compute),
-                 .kvb = m.floats(p.a.kvb, {n, p.a.heads, p.a.dn + p.a.dv}, compute), .kr = m.floats(p.a.kr, {n, p.a.dr}, compute),
+                 .qi = m.floats(p.qi, {n, p.heads, p.dim}, compute),
+                 .ki = m.floats(p.ki, {n, p.dim}, compute),
+                 .w = m.floats(p.w, {n, p.heads}, stats),
+                 .q = m.floats(p.a.q, {n, p.a.heads, p.a.dn + p.a.dr}, compute),
+                 .kvb = m.floats(p.a.kvb, {n, p.a.heads, p.a.dn + p.a.dv}, compute),
+                 .kr = m.floats(p.a.kr, {n, p.a.dr}, compute),
                  .lse = m.floats(forward.lse, {p.a.heads, n}, stats),
                  .cu_seqlens = m.ints(p.a.cu, {static_cast<std::int64_t>(p.a.cu.size())}),
                  .selected = p.a.k > 0 ? m.ints(p.a.selected, {n, p.a.k}) : TensorView(),
-                 .tokens = m.floats({tokens}, {}, DType::f64), .dn = p.a.dn, .scale = p.a.scale, .weight = weight, .path = o.path};
+                 .tokens = m.floats({tokens}, {}, DType::f64),
+                 .dn = p.a.dn,
+                 .scale = p.a.scale,
+                 .weight = weight,
+                 .path = o.path};
   run_once(op, o.threads);
   if (!gradients) return {read(op.kl), {}, {}, {}};
   return {read(op.kl), read(op.dqi), read(op.dki), read(op.dw)};
@@ -103,7 +130,8 @@ double naive_kl(const IndexProblem& p) {
     double total = 0, exp_total = 0;
     for (const auto s : keys) {
       double v = 0;
-      for (std::int64_t h = 0; h < p.a.heads; ++h) v += std::exp(logit(p.a, h, t, s) - f.lse[static_cast<std::size_t>(h * p.a.tq + t)]);
+      for (std::int64_t h = 0; h < p.a.heads; ++h)
+        v += std::exp(logit(p.a, h, t, s) - f.lse[static_cast<std::size_t>(h * p.a.tq + t)]);
       target.push_back(v);
       total += v;
       index.push_back(score(p, t, s));
@@ -129,7 +157,9 @@ Values differences(IndexProblem& p, Values& what) {
   }
   return d;
 }
-bool same_bits(const Values& a, const Values& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0; }
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
 
 template <class A>
 void check_selection(const Values& values, std::int64_t k) {
@@ -148,18 +178,26 @@ TEST_CASE("select_largest: equals a full sort, with ties, signed zeros, infiniti
   for (const std::size_t n : {1U, 2U, 17U, 300U, 1000U}) {
     std::vector<Values> rows{normal(n, 5), Values(n, 0.0), Values(n, -1.5)};
     Values coarse = normal(n, 6), strange = normal(n, 7);
-    for (auto& x : coarse) x = std::round(x);  // many ties, both zeros
+    for (auto& x : coarse)
+      x = std::round(x);  // many ties, both zeros
     for (std::size_t i = 0; i < n; ++i) {
       if (i % 3 == 0) strange[i] = std::numeric_limits<double>::quiet_NaN() * (i % 2 == 0 ? 1 : -1);
       if (i % 7 == 1) strange[i] = std::numeric_limits<double>::infinity();
       if (i % 5 == 2) strange[i] = -std::numeric_limits<double>::infinity();
       strange[i] = static_cast<float>(strange[i]);
     }
-    for (auto& x : rows[0]) x = static_cast<float>(x);
+    for (auto& x : rows[0])
+      x = static_cast<float>(x);
     rows.push_back(coarse);
     rows.push_back(strange);
     for (const auto& row : rows) {
-      for (const std::int64_t k : {std::int64_t(0), std::int64_t(1), std::int64_t(2), std::int64_t(n / 2), std::int64_t(n) - 1, std::int64_t(n), std::int64_t(n) + 3}) {
+      for (const std::int64_t k : {std::int64_t(0),
+                                   std::int64_t(1),
+                                   std::int64_t(2),
+                                   std::int64_t(n / 2),
+                                   std::int64_t(n) - 1,
+                                   std::int64_t(n),
+                                   std::int64_t(n) + 3}) {
         check_selection<float>(row, k);
         check_selection<double>(row, k);
       }
@@ -167,8 +205,11 @@ TEST_CASE("select_largest: equals a full sort, with ties, signed zeros, infiniti
   }
 }
 
-TEST_CASE("indexer: scores follow the formula, the choice is that of a full sort over the op's own scores") {
-  for (const Ints& lengths : {Ints{1}, Ints{15}, Ints{17}, Ints{63}, Ints{64}, Ints{65}, Ints{0, 5, 90, 0, 1, 130}}) {
+TEST_CASE(
+    "indexer: scores follow the formula, the choice is that of a full sort over the op's own "
+    "scores") {
+  for (const Ints& lengths :
+       {Ints{1}, Ints{15}, Ints{17}, Ints{63}, Ints{64}, Ints{65}, Ints{0, 5, 90, 0, 1, 130}}) {
     for (const std::int64_t k : {1, 8, 200}) {
       const IndexProblem p = make_index_problem(lengths);
       for (const Precision& precision : {kF64, kF32, kBf16}) {
@@ -182,7 +223,8 @@ TEST_CASE("indexer: scores follow the formula, the choice is that of a full sort
             visible.push_back(r.scores[static_cast<std::size_t>(t * p.a.tk + s)]);
           }
           Ints best = sorted_selection(visible, k);
-          for (auto& s : best) s += static_cast<std::int32_t>(begin);
+          for (auto& s : best)
+            s += static_cast<std::int32_t>(begin);
           best.resize(static_cast<std::size_t>(k), -1);
           REQUIRE(Ints(r.selected.begin() + t * k, r.selected.begin() + (t + 1) * k) == best);
         }
@@ -199,7 +241,8 @@ TEST_CASE("indexer: ties go to the lower index") {
   const Selection r = run_select(p, 4, kF32);
   for (std::int64_t t = 0; t < 70; ++t) {
     const std::int64_t begin = t < 40 ? 0 : 40;
-    for (std::int64_t i = 0; i < 4; ++i) REQUIRE(r.selected[static_cast<std::size_t>(t * 4 + i)] == (begin + i <= t ? begin + i : -1));
+    for (std::int64_t i = 0; i < 4; ++i)
+      REQUIRE(r.selected[static_cast<std::size_t>(t * 4 + i)] == (begin + i <= t ? begin + i : -1));
   }
 }
 
@@ -218,9 +261,13 @@ TEST_CASE("indexer: few queries choose as all queries do, and a given choice is 
   Memory m;
   Ints saved(110 * 6);
   std::iota(saved.begin(), saved.end(), 3);
-  IndexerSelect op{.selected = m.ints(Ints(110 * 6, 0), {110, 6}), .scores = {}, .qi = m.floats(p.qi, {110, 3, 5}, DType::f32),
-                   .ki = m.floats(p.ki, {110, 5}, DType::f32), .w = m.floats(p.w, {110, 3}, DType::f32),
-                   .cu_seqlens = m.ints(p.a.cu, {3}), .given = m.ints(saved, {110, 6})};
+  IndexerSelect op{.selected = m.ints(Ints(110 * 6, 0), {110, 6}),
+                   .scores = {},
+                   .qi = m.floats(p.qi, {110, 3, 5}, DType::f32),
+                   .ki = m.floats(p.ki, {110, 5}, DType::f32),
+                   .w = m.floats(p.w, {110, 3}, DType::f32),
+                   .cu_seqlens = m.ints(p.a.cu, {3}),
+                   .given = m.ints(saved, {110, 6})};
   run_once(op);
   CHECK(read_ints(op.selected) == saved);
 }
@@ -237,7 +284,8 @@ TEST_CASE("indexer loss: value and gradients equal the definition and its centra
       CHECK(std::abs(r.kl[0] - want) < 1e-12);
       if (k == 1) {  // one key: nothing to learn
         for (const auto* v : {&r.dqi, &r.dki, &r.dw}) {
-          for (const double x : *v) CHECK(std::abs(x) < 1e-15);
+          for (const double x : *v)
+            CHECK(std::abs(x) < 1e-15);
         }
         continue;
       }
@@ -248,7 +296,9 @@ TEST_CASE("indexer loss: value and gradients equal the definition and its centra
   }
 }
 
-TEST_CASE("indexer loss: paths, precisions and threads agree over several tiles; weight and tokens scale gradients only") {
+TEST_CASE(
+    "indexer loss: paths, precisions and threads agree over several tiles; weight and tokens scale "
+    "gradients only") {
   for (const std::int64_t k : {0, 20}) {
     IndexProblem p = make_index_problem({130, 65, 0, 63}, 5, 16);
     if (k > 0) select_random(p.a, k);
@@ -257,7 +307,8 @@ TEST_CASE("indexer loss: paths, precisions and threads agree over several tiles;
     const LossResult scaled = run_loss(p, {.path = AttentionPath::dense}, true, 3.0, 12.0, 100.0);
     CHECK(scaled.kl[0] == Approx(f64.kl[0] + 100));
     Values quarter = f64.dqi;
-    for (auto& x : quarter) x *= 0.25;
+    for (auto& x : quarter)
+      x *= 0.25;
     CHECK(distance(scaled.dqi, quarter) < 1e-14);
     CHECK(run_loss(p, {.path = AttentionPath::dense}, false).kl == f64.kl);
     for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
@@ -268,7 +319,8 @@ TEST_CASE("indexer loss: paths, precisions and threads agree over several tiles;
       CHECK(distance(again.dw, f64.dw) < 1e-13);
       const LossResult one = run_loss(p, {.precision = kF32, .path = path});
       const LossResult three = run_loss(p, {.precision = kF32, .path = path, .threads = 3});
-      CHECK((same_bits(one.kl, three.kl) && same_bits(one.dqi, three.dqi) && same_bits(one.dki, three.dki) && same_bits(one.dw, three.dw)));
+      CHECK((same_bits(one.kl, three.kl) && same_bits(one.dqi, three.dqi) &&
+             same_bits(one.dki, three.dki) && same_bits(one.dw, three.dw)));
       CHECK(distance(one.kl, f64.kl) < 2e-6);
       CHECK(distance(one.dqi, f64.dqi) < 5e-6);
       CHECK(distance(one.dki, f64.dki) < 5e-6);
@@ -282,7 +334,8 @@ TEST_CASE("indexer loss: paths, precisions and threads agree over several tiles;
 }
 
 TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {
-  for (const std::int64_t k : {0, 3, 10}) {  // with 3, `automatic` walks this document by rows, the first one by tiles
+  for (const std::int64_t k :
+       {0, 3, 10}) {  // with 3, `automatic` walks this document by rows, the first one by tiles
     for (const auto path : {AttentionPath::automatic, AttentionPath::dense, AttentionPath::rows}) {
       if (k == 0 && path == AttentionPath::rows) continue;
       IndexProblem pack = make_index_problem({33, 77, 50});
@@ -290,11 +343,16 @@ TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {
       IndexProblem alone = pack;
       alone.a.cu = {0, 77};
       alone.a.tq = alone.a.tk = 77;
-      const auto cut = [](Values& v, std::int64_t width) { v = Values(v.begin() + 33 * width, v.begin() + 110 * width); };
-      cut(alone.a.q, 12), cut(alone.a.kvb, 14), cut(alone.a.kr, 2), cut(alone.qi, 15), cut(alone.ki, 5), cut(alone.w, 3);
+      const auto cut = [](Values& v, std::int64_t width) {
+        v = Values(v.begin() + 33 * width, v.begin() + 110 * width);
+      };
+      cut(alone.a.q, 12), cut(alone.a.kvb, 14), cut(alone.a.kr, 2), cut(alone.qi, 15),
+          cut(alone.ki, 5), cut(alone.w, 3);
       if (k > 0) {
-        alone.a.selected = Ints(pack.a.selected.begin() + 33 * k, pack.a.selected.begin() + 110 * k);
-        for (auto& s : alone.a.selected) s -= s < 0 ? 0 : 33;
+        alone.a.selected =
+            Ints(pack.a.selected.begin() + 33 * k, pack.a.selected.begin() + 110 * k);
+        for (auto& s : alone.a.selected)
+          s -= s < 0 ? 0 : 33;
       }
       const LossResult a = run_loss(alone, {.precision = kF32, .path = path});
       const LossResult b = run_loss(pack, {.precision = kF32, .path = path});
@@ -312,20 +370,29 @@ TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {
 
 TEST_CASE("QK-clip: logits of clipped heads shrink by gamma, others and values stay") {
   constexpr std::int64_t kHeads = 3, kDn = 4, kDr = 2, kDv = 3, kIn = 5, kLatent = 6, kKeys = 7;
-  const Values x = normal(kKeys * kIn, 1), c = normal(kKeys * kLatent, 2), kr = normal(kKeys * kDr, 3);
-  const Values wq = normal(kHeads * (kDn + kDr) * kIn, 4), wk = normal(kHeads * (kDn + kDv) * kLatent, 5);
-  const auto row = [](const Values& w, const Values& v, std::int64_t out, std::int64_t t, std::int64_t in) {
-    double sum = 0;
-    for (std::int64_t i = 0; i < in; ++i) sum += w[static_cast<std::size_t>(out * in + i)] * v[static_cast<std::size_t>(t * in + i)];
-    return sum;
-  };
+  const Values x = normal(kKeys * kIn, 1), c = normal(kKeys * kLatent, 2),
+               kr = normal(kKeys * kDr, 3);
+  const Values wq = normal(kHeads * (kDn + kDr) * kIn, 4),
+               wk = normal(kHeads * (kDn + kDv) * kLatent, 5);
+  const auto row =
+      [](const Values& w, const Values& v, std::int64_t out, std::int64_t t, std::int64_t in) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < in; ++i)
+          sum +=
+              w[static_cast<std::size_t>(out * in + i)] * v[static_cast<std::size_t>(t * in + i)];
+        return sum;
+      };
   const auto logits = [&](const Values& q, const Values& k, std::int64_t h) {
     Values all;
     for (std::int64_t t = 0; t < kKeys; ++t) {
       for (std::int64_t s = 0; s < kKeys; ++s) {
         double sum = 0;
-        for (std::int64_t i = 0; i < kDn; ++i) sum += row(q, x, h * (kDn + kDr) + i, t, kIn) * row(k, c, h * (kDn + kDv) + i, s, kLatent);
-        for (std::int64_t i = 0; i < kDr; ++i) sum += row(q, x, h * (kDn + kDr) + kDn + i, t, kIn) * kr[static_cast<std::size_t>(s * kDr + i)];
+        for (std::int64_t i = 0; i < kDn; ++i)
+          sum +=
+              row(q, x, h * (kDn + kDr) + i, t, kIn) * row(k, c, h * (kDn + kDv) + i, s, kLatent);
+        for (std::int64_t i = 0; i < kDr; ++i)
+          sum += row(q, x, h * (kDn + kDr) + kDn + i, t, kIn) *
+                 kr[static_cast<std::size_t>(s * kDr + i)];
         all.push_back(sum);
       }
     }
@@ -333,19 +400,28 @@ TEST_CASE("QK-clip: logits of clipped heads shrink by gamma, others and values s
   };
   Memory m;
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  QkClip op{.q_weight = m.floats(wq, {kHeads * (kDn + kDr), kIn}, DType::f64), .kv_b_weight = m.floats(wk, {kHeads * (kDn + kDv), kLatent}, DType::f64),
-            .gamma = m.poisoned({kHeads}, DType::f64), .max_logit = m.floats({250, 99, nan}, {kHeads}, DType::f64),
-            .skip = m.ints({1}, {}), .dn = kDn, .dr = kDr, .dv = kDv, .tau = 100};
+  QkClip op{.q_weight = m.floats(wq, {kHeads * (kDn + kDr), kIn}, DType::f64),
+            .kv_b_weight = m.floats(wk, {kHeads * (kDn + kDv), kLatent}, DType::f64),
+            .gamma = m.poisoned({kHeads}, DType::f64),
+            .max_logit = m.floats({250, 99, nan}, {kHeads}, DType::f64),
+            .skip = m.ints({1}, {}),
+            .dn = kDn,
+            .dr = kDr,
+            .dv = kDv,
+            .tau = 100};
   run_once(op);
-  CHECK((read(op.q_weight) == wq && read(op.kv_b_weight) == wk && read(op.gamma) == Values{1, 1, 1}));
+  CHECK(
+      (read(op.q_weight) == wq && read(op.kv_b_weight) == wk && read(op.gamma) == Values{1, 1, 1}));
   op.skip = m.ints({0}, {});
   run_once(op);
   CHECK(read(op.gamma) == Values{0.4, 1, 1});
   for (std::int64_t h = 0; h < kHeads; ++h) {
     Values want = logits(wq, wk, h);
-    for (auto& v : want) v *= h == 0 ? 0.4 : 1.0;
+    for (auto& v : want)
+      v *= h == 0 ? 0.4 : 1.0;
     CHECK(distance(logits(read(op.q_weight), read(op.kv_b_weight), h), want) < 1e-14);
   }
   const Values after = read(op.kv_b_weight);
-  for (std::size_t i = kDn * kLatent; i < (kDn + kDv) * kLatent; ++i) CHECK(after[i] == wk[i]);
+  for (std::size_t i = kDn * kLatent; i < (kDn + kDv) * kLatent; ++i)
+    CHECK(after[i] == wk[i]);
 }

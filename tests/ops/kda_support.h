@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "kernels/ops/kda_chunk.h"
 #include "memory/buffer.h"
+#include "tests/support/catch.h"
 
 namespace moesaic::kda_test {
 

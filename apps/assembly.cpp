@@ -1,0 +1,70 @@
+#include "apps/assembly.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/config/check.h"
+#include "core/model/from_config.h"
+#include "kernels/ops/op_list.h"
+#include "memory/device_hooks.h"
+
+namespace moesaic::apps {
+
+Device resolve_device(const config::RunConfig& run) {
+  const auto missing = missing_cuda_ops();
+  if (run.device == config::DeviceChoice::cuda) {
+    if (!missing.empty()) {
+      throw UsageError(fmt::format("run.device: cuda cannot be used yet: {} ops have no CUDA kernel: {}. Use run.device=cpu.", missing.size(),
+                                   fmt::join(missing, ", ")));
+    }
+    if (cuda::device_count() == 0) throw UsageError("run.device: cuda, but no CUDA device was found; use run.device=cpu, or check the driver with nvidia-smi");
+    return {Device::Kind::cuda, 0};
+  }
+  const bool automatic_cuda = run.device == config::DeviceChoice::automatic && missing.empty() && cuda::device_count() > 0;
+  return automatic_cuda ? Device{Device::Kind::cuda, 0} : kCpu;
+}
+
+OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
+  OptimizerOptions o;
+  o.muon = c.name == config::OptimizerName::muon;
+  o.beta1 = c.beta1;
+  o.beta2 = c.beta2;
+  o.eps = c.eps;
+  o.weight_decay = c.weight_decay;
+  o.clip_grad_norm = c.clip_grad_norm;
+  o.muon_momentum = c.muon_momentum;
+  o.muon_nesterov = c.muon_nesterov;
+  o.muon_per_head = c.muon_per_head;
+  o.ns_steps = static_cast<int>(c.ns_steps);
+  o.qk_clip_tau = c.qk_clip_tau;
+  o.ema_decay = c.ema_decay;
+  return o;
+}
+
+std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config, const char* key) {
+  if (paths.size() != 1) throw UsageError(fmt::format("{}: one file is read for now, {} are given; join them into one", key, paths.size()));
+  return data::open_text(paths[0], config.model.vocab_size);
+}
+
+Assembly assemble(const config::Config& config, bool for_training) {
+  if (const auto problems = config::untrainable(config); !problems.empty()) {
+    std::string text = "this configuration can be planned but not trained:";
+    for (const auto& p : problems) text += fmt::format("\n  {}: {}", p.key, p.message);
+    throw UsageError(text);
+  }
+  Assembly a;
+  a.device = resolve_device(config.run);
+  a.precision = precision_of(config.run, a.device.kind == Device::Kind::cuda);
+  a.params = std::make_unique<ParameterStore>(a.precision);
+  const std::int64_t tokens = config.train.micro_batch_size * config.data.sequence_length;
+  a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train, tokens));
+  std::vector<char> trained(a.params->params().size(), 0);
+  if (for_training) trained = ever_trained(make_phases(config), *a.params);
+  a.params->seal(a.device, trained);
+  Stream stream(a.device, "initialise", Stream::Mode::immediate);
+  a.params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
+  if (for_training) a.optimizer = std::make_unique<Optimizer>(*a.params, optimizer_options(config.optimizer));
+  return a;
+}
+
+}  // namespace moesaic::apps
