@@ -99,7 +99,7 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   }
   n_ = tail_spec_->activation("output.normed", shape, compute);
   inv_rms_ = tail_spec_->activation("output.inv_rms", {bounds.tokens}, stats);
-  dn_ = tail_spec_->activation("d output.normed", shape, compute);
+  dn_ = tail_spec_->activation("loss.gradient", shape, compute);
   tail_spec_->step("output.norm", {h_}, {n_, inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(norm_);
     t.run(RmsNormForward{.y = t.out(n_), .inv_rms = t.out(inv_rms_), .x = t.in(h_), .weight = w.view(), .eps = options_.eps});

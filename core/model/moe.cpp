@@ -10,10 +10,18 @@
 #include "kernels/ops/step_scalars.h"
 
 namespace moesaic {
+namespace {
+// The router knows the best score outside its choice unless it chose everything or only looked at some groups.
+bool has_cutoff(const MoeOptions& o) { return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups); }
+}  // namespace
 
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
     : options_(options), prefix_(prefix), precision_(params.precision()) {
   const std::int64_t d = options.hidden, e = options.experts, f = options.inner, l = options.latent > 0 ? options.latent : d;
+  const bool needs_cutoff = options.bias_rule == BiasRule::quantile || options.bias_rule == BiasRule::quantile_exact;
+  if (needs_cutoff && !has_cutoff(options)) {
+    throw UsageError(prefix + ": the quantile rule balances against the best expert that was not chosen: it needs fewer choices than experts and no group limit");
+  }
   auto router = matrix_spec(prefix + "gate.weight", e, d, options.init_std, Part::router);
   router.stored_as = StoredAs::stats;
   router_ = params.declare(router);
@@ -72,9 +80,8 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
   tape.step("moe.router", {a_.x}, {a_.logits}, [this](Tape& p) {
     linear(p, p.out(a_.logits), cast_to(p, p.in(a_.x), precision_.stats, "moe.x"), router_);
   });
-  const bool wants_cutoff = k < e && !(options_.num_groups > 1 && options_.topk_groups < options_.num_groups);
   std::vector<ActId> chosen{a_.scores, a_.topk, a_.weights, a_.counts};
-  if (wants_cutoff) {
+  if (has_cutoff(options_)) {
     a_.cutoff = tape.activation("moe.cutoff", {tokens}, stats);
     chosen.push_back(a_.cutoff);
   }

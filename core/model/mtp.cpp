@@ -66,7 +66,7 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   back_in_ = back_->input("mtp.out", shape, compute);
   n_ = back_->activation("mtp.normed", shape, compute);
   n_inv_rms_ = back_->activation("mtp.norm_inv_rms", row, stats);
-  dn_ = back_->activation("d mtp.normed", shape, compute);
+  dn_ = back_->activation("loss.mtp_gradient", shape, compute);
   back_->step("mtp.norm", {back_in_}, {n_, n_inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(norm_);
     t.run(RmsNormForward{.y = t.out(n_), .inv_rms = t.out(n_inv_rms_), .x = t.in(back_in_), .weight = w.view(), .eps = options_.eps});

@@ -95,8 +95,19 @@ SourceSums<acc_t<T>> source_sums(const T* v, const T* dh, const acc_t<T>* om, st
   return {rho, dot * rho, dp};
 }
 
-// With s = <xh, om>:  dv += p dh + ds rho om - ds rho^2 s/d v;  dom += ds rho v.
+// dv += weight dh + ds_rho om - back v  for one token of one source; accumulators differ in type from source to source.
 template <class T, class G>
+void add_source_gradient(G* dv, const T* dh, const T* v, const acc_t<T>* om, std::int64_t d, acc_t<T> weight, acc_t<T> ds_rho, acc_t<T> back) {
+  using A = acc_t<T>;
+#pragma omp simd
+  for (std::int64_t c = 0; c < d; ++c) {
+    const A grad = weight * static_cast<A>(dh[c]) + ds_rho * om[c] - back * static_cast<A>(v[c]);
+    dv[c] = G(static_cast<A>(dv[c]) + grad);
+  }
+}
+
+// With s = <xh, om>:  dv += p dh + ds rho om - ds rho^2 s/d v;  dom += ds rho v.
+template <class T>
 void backward_token(const AttnResBackward& op, std::int64_t t, const acc_t<T>* om, acc_t<T>* dom) {
   using A = acc_t<T>;
   const std::int64_t d = op.dh.dim(1);
@@ -116,18 +127,18 @@ void backward_token(const AttnResBackward& op, std::int64_t t, const acc_t<T>* o
 #pragma omp simd
       for (std::int64_t c = 0; c < d; ++c) dom[c] += ds_rho * static_cast<A>(v[c]);
     }
-    if (op.dsources[i].empty()) continue;
-    G* dv = op.dsources[i].as<G>() + t * d;
-#pragma omp simd
-    for (std::int64_t c = 0; c < d; ++c) {
-      const A grad = weight * static_cast<A>(dh[c]) + ds_rho * om[c] - back * static_cast<A>(v[c]);
-      dv[c] = G(static_cast<A>(dv[c]) + grad);
+    const TensorView& to = op.dsources[i];
+    if (to.empty()) continue;
+    if (to.dtype() == dtype_of<T>) {
+      add_source_gradient<T, T>(to.as<T>() + t * d, dh, v, om, d, weight, ds_rho, back);
+    } else {
+      add_source_gradient<T, A>(to.as<A>() + t * d, dh, v, om, d, weight, ds_rho, back);
     }
   }
 }
 
 // `vectors` holds om, then dom, then one partial dom per block of tokens.
-template <class T, class W, class G>
+template <class T, class W>
 void backward(ThreadPool& pool, const AttnResBackward& op, const TensorView& vectors) {
   using A = acc_t<T>;
   const std::int64_t tokens = op.dh.dim(0), d = op.dh.dim(1);
@@ -138,7 +149,7 @@ void backward(ThreadPool& pool, const AttnResBackward& op, const TensorView& vec
   pool.parallel_for(tokens, cpu::kSumBlock, [&](std::int64_t begin, std::int64_t end) {
     A* sum = partial == nullptr ? nullptr : partial + begin / cpu::kSumBlock * d;
     if (sum != nullptr) std::fill_n(sum, d, A(0));
-    for (std::int64_t t = begin; t < end; ++t) backward_token<T, G>(op, t, om, sum);
+    for (std::int64_t t = begin; t < end; ++t) backward_token<T>(op, t, om, sum);
   });
   if (partial == nullptr) return;
   std::fill_n(dom, d, A(0));
@@ -149,13 +160,6 @@ void backward(ThreadPool& pool, const AttnResBackward& op, const TensorView& vec
     op.dquery.as<A>()[c] += dom[c] * static_cast<A>(norm[c]);
     op.dnorm.as<A>()[c] += dom[c] * static_cast<A>(query[c]);
   }
-}
-
-DType gradient_type(const AttnResBackward& op) {
-  for (const auto& d : op.dsources) {
-    if (!d.empty()) return d.dtype();
-  }
-  return op.dh.dtype();
 }
 
 }  // namespace
@@ -176,9 +180,7 @@ void launch(CpuContext& context, const AttnResBackward& op) {
   const TensorView vectors = context.scratch.take({2 + blocks, op.dh.dim(1)}, op.p.dtype(), "attn_res.sums");
   context.stream.enqueue([op, vectors, &pool = context.pool] {
     dispatch_float(op.dh.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.query.dtype(), [&]<class W>(TypeTag<W>) {
-        dispatch_weight<T>(gradient_type(op), [&]<class G>(TypeTag<G>) { backward<T, W, G>(pool, op, vectors); });
-      });
+      dispatch_weight<T>(op.query.dtype(), [&]<class W>(TypeTag<W>) { backward<T, W>(pool, op, vectors); });
     });
   });
 }

@@ -29,7 +29,7 @@ struct AttnResForward {
 
 /// Gradients of AttnResForward (SPEC 6.4); nothing but p is needed from the forward pass.
 ///
-///   dsources       n views [tokens, d], the type of the sources or acc_t; each ACCUMULATES, an empty view is skipped
+///   dsources       n views [tokens, d], each of the type of the sources or of acc_t; each ACCUMULATES, an empty view is skipped
 ///   dquery, dnorm  [d] acc_t; accumulate; both or neither; empty = frozen; summed over fixed blocks of tokens
 ///   dh             [tokens, d] type of the sources
 struct AttnResBackward {
