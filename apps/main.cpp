@@ -19,6 +19,7 @@ using moesaic::ExitCode;
 constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_train,
     moesaic::apps::add_plan,
+    moesaic::apps::add_generate,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,

@@ -218,9 +218,9 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
 std::vector<Model::NamedMoe> Model::moe_layers() {
   std::vector<NamedMoe> all;
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (layers_[l]->moe() != nullptr) all.push_back({"layer " + std::to_string(l), layers_[l]->moe()});
+    if (layers_[l]->moe() != nullptr) all.push_back({static_cast<std::int64_t>(l), layers_[l]->moe()});
   }
-  if (mtp_ && mtp_->moe() != nullptr) all.push_back({"mtp", mtp_->moe()});
+  if (mtp_ && mtp_->moe() != nullptr) all.push_back({static_cast<std::int64_t>(layers_.size()), mtp_->moe()});
   return all;
 }
 
@@ -229,6 +229,7 @@ std::vector<MlaAttention*> Model::mla_layers() {
   for (const auto& layer : layers_) {
     if (layer->mla() != nullptr) all.push_back(layer->mla());
   }
+  if (mtp_) all.push_back(mtp_->mla());
   return all;
 }
 

@@ -42,12 +42,13 @@ class Model {
 
   const ModelOptions& options() const noexcept { return options_; }
   std::vector<std::unique_ptr<DecoderLayer>>& layers() noexcept { return layers_; }
-  /// All mixtures, the MTP module's last; with names for logs ("layer 3", "mtp").
+  /// All mixtures with their layer; the MTP module comes last, as the layer after the others.
   struct NamedMoe {
-    std::string name;
+    std::int64_t layer = 0;
     MoeLayer* moe = nullptr;
   };
   std::vector<NamedMoe> moe_layers();
+  /// All latent attentions, that of the MTP module too.
   std::vector<MlaAttention*> mla_layers();
   void set_sparse_stage(bool sparse);
   /// The first parameter of the MTP module in declaration order; parameters from it on are listed apart.

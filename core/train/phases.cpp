@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/nn/tape.h"
+#include "core/model/from_config.h"
 
 namespace moesaic {
 namespace {
@@ -81,10 +81,7 @@ const Phase& phase_of(const std::vector<Phase>& phases, std::int64_t step) {
   return it == phases.end() ? phases.back() : *it;
 }
 
-bool trains(const Phase& phase, const ParameterSpec& spec) {
-  if (!phase.sparse && spec.part != Part::indexer) return false;
-  return std::none_of(phase.freeze.begin(), phase.freeze.end(), [&](const auto& p) { return glob_match(p, spec.name); });
-}
+bool trains(const Phase& phase, const ParameterSpec& spec) { return !is_frozen(spec, phase.freeze, !phase.sparse); }
 
 std::vector<char> ever_trained(const std::vector<Phase>& phases, const ParameterStore& params) {
   std::vector<char> flags;

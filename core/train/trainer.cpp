@@ -31,7 +31,13 @@ double host_value(ConstTensorView view, std::int64_t i) {
 Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
   allocate();
 }
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  // After an exception work may still be queued that points into the memory below.
+  try {
+    backend_->stream().synchronize();
+  } catch (...) {  // whoever cares has seen it already
+  }
+}
 
 std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
   return parts_.world != nullptr ? parts_.world->all_reduce_host(local, ReduceOp::sum) : local;
@@ -230,7 +236,7 @@ std::vector<ExpertLoad> Trainer::read_expert_loads() {
     copy_tensor(host, counts, backend_->stream());
     backend_->stream().synchronize();
     ExpertLoad load;
-    load.layer = named.name;
+    load.layer = named.layer;
     double sum = 0, most = 0;
     for (std::int64_t e = 0; e < host.numel(); ++e) {
       const double n = host_value(host, e);

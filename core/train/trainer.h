@@ -12,6 +12,7 @@
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/metrics.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
 #include "core/train/sequence_buffers.h"
@@ -20,13 +21,7 @@
 
 namespace moesaic {
 
-/// How evenly a mixture's experts were used in a step.
-struct ExpertLoad {
-  std::string layer;
-  double max_over_mean = 0;
-  std::int64_t dead_experts = 0;  ///< experts without a token
-};
-
+/// What a step did, on all ranks alike.
 struct StepStats {
   std::int64_t step = 0;
   double loss = 0;       ///< cross-entropy, nats per token
@@ -76,6 +71,8 @@ class Trainer {
   void load_values(const StateValues& values);
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
+  std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
+  std::int64_t skipped_steps() const noexcept { return skipped_total_; }
 
  private:
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }

@@ -1,0 +1,72 @@
+#include "apps/launch.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "comm/mpi_environment.h"
+#include "core/base/error.h"
+
+namespace moesaic::apps {
+namespace {
+
+struct Failure {
+  int code = static_cast<int>(ExitCode::internal);
+  std::string what;
+};
+
+Failure describe(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return {static_cast<int>(e.exit_code()), e.what()};
+  } catch (const std::bad_alloc&) {
+    return {static_cast<int>(ExitCode::resource), "out of host memory"};
+  } catch (const std::exception& e) {
+    return {static_cast<int>(ExitCode::internal), e.what()};
+  }
+}
+
+}  // namespace
+
+int launcher_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return std::atoi(value);
+  }
+  return 0;
+}
+
+int run_before_mpi(const std::function<void()>& prepare) {
+  try {
+    prepare();
+    return 0;
+  } catch (...) {
+    const Failure failure = describe(std::current_exception());
+    if (launcher_rank() == 0) std::cerr << "moesaic: " << failure.what << std::endl;
+    return failure.code;
+  }
+}
+
+int run_ranks(const std::function<int(Communicator& world)>& body) {
+  MpiEnvironment mpi;
+  try {
+    return body(mpi.world());
+  } catch (...) {
+    const Failure failure = describe(std::current_exception());
+    if (mpi.size() == 1) {
+      std::cerr << "moesaic: " << failure.what << std::endl;
+      return failure.code;
+    }
+    // When all ranks fail alike, rank 0 speaks and its abort ends the others while they wait here.
+    if (mpi.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    std::cerr << "moesaic: rank " << mpi.rank() << ": " << failure.what << std::endl;
+    mpi.world().abort(failure.code, failure.what);
+    return failure.code;
+  }
+}
+
+}  // namespace moesaic::apps

@@ -1,0 +1,199 @@
+#include "apps/train_run.h"
+
+#include <fstream>
+#include <iostream>
+
+#include <fmt/format.h>
+
+#include "apps/version.h"
+#include "core/base/crc32c.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/data/entropy.h"
+#include "core/model/from_config.h"
+#include "core/model/plan.h"
+
+namespace moesaic::apps {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw ResourceError(fmt::format("{}: could not be written", path.string()));
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world) : loaded_(loaded), resume_(resume), world_(world) {}
+TrainRun::~TrainRun() = default;
+
+std::filesystem::path TrainRun::checkpoints() const { return std::filesystem::path(config().run.dir) / "checkpoints"; }
+
+void TrainRun::say(const std::string& line) const {
+  if (is_root()) std::cout << line << std::endl;
+}
+
+void TrainRun::prepare() {
+  assembly_ = assemble(config(), true);
+  train_ = open_tokens(config().data.train, config(), "data.train");
+  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), "data.valid");
+  trainer_ = std::make_unique<Trainer>(
+      Trainer::Parts{.config = &config(),
+                     .world = &world_,
+                     .params = assembly_.params.get(),
+                     .model = assembly_.model.get(),
+                     .optimizer = assembly_.optimizer.get(),
+                     .train = train_,
+                     .valid = valid_,
+                     .device = assembly_.device,
+                     .recompute = recompute_policy(config().activations),
+                     .stream_mode = config().debug.immediate_streams ? Stream::Mode::immediate : Stream::Mode::worker});
+  if (is_root()) {
+    std::filesystem::create_directories(config().run.dir);
+    write_text(std::filesystem::path(config().run.dir) / "config.yaml", config::effective_yaml(loaded_));
+  }
+  world_.barrier();
+}
+
+void TrainRun::continue_from_checkpoint() {
+  // One rank looks, so that all continue from the same step whatever a shared file system shows them.
+  std::string found;
+  if (is_root()) {
+    if (const auto latest = latest_checkpoint(checkpoints())) found = latest->path.string();
+  }
+  world_.broadcast_host(found, 0);
+  if (found.empty()) {
+    if (resume_ == Resume::must) throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint", checkpoints().string()));
+    return;
+  }
+  if (resume_ == Resume::never) {
+    throw UsageError(fmt::format("--resume=never, but {} already holds {}; choose another run.dir, remove the checkpoints, or use --resume=auto",
+                                 checkpoints().string(), std::filesystem::path(found).filename().string()));
+  }
+  const auto tensors = trainer_->state();
+  trainer_->load_values(load_checkpoint(found, tensors, true, trainer_->stream()));
+  last_saved_ = trainer_->steps_done();
+  say(fmt::format("continuing from {} (step {})", found, trainer_->steps_done()));
+}
+
+void TrainRun::print_header() const {
+  if (!is_root()) return;
+  const ModelPlan plan = make_plan(config());
+  const auto& c = config();
+  say(first_line(version_text()));
+  say(fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}", c.run.dir, c.run.seed, world_.size(), c.run.threads,
+                  to_string(assembly_.device), name(assembly_.precision.compute)));
+  say(fmt::format("model      {} layers | {} parameters, {} active per token | training {:.2f} MFLOP per token (3 x forward; formulas: moesaic plan)",
+                  plan.layers.size(), plan.model.all, plan.model.active, static_cast<double>(plan.training_flops) / 1e6));
+  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step", train_->name(), train_->num_documents(),
+                  train_->num_tokens(), c.data.sequence_length, c.train.global_batch_size));
+  std::string memory = "memory     per rank:";
+  for (const auto& use : memory_in_use()) {
+    if (static_cast<double>(use.bytes) >= 0.05 * kMiB) memory += fmt::format(" {} {:.1f} MiB |", use.tag, static_cast<double>(use.bytes) / kMiB);
+  }
+  say(memory.substr(0, memory.find_last_not_of(" |") + 1));
+  say(fmt::format("checkpoint {} | every {} steps | keep last {}", checkpoints().string(), c.checkpoint.every, c.checkpoint.keep_last));
+}
+
+void TrainRun::open_metrics() {
+  training_flops_per_token_ = static_cast<double>(make_plan(config()).training_flops);
+  if (!is_root() || !config().log.metrics) return;
+  const std::string yaml = config::effective_yaml(loaded_);
+  RunHeader header;
+  header.config_hash = fmt::format("{:08x}", crc32c(yaml.data(), yaml.size()));
+  header.version = first_line(version_text());
+  header.ranks = world_.size();
+  header.start_step = trainer_->steps_done();
+  header.texts["device"] = to_string(assembly_.device);
+  header.texts["precision"] = name(assembly_.precision.compute);
+  header.texts["flops"] = "training FLOPs per token of `moesaic plan`: 3 x forward";
+  metrics_ = std::make_unique<MetricsWriter>(std::filesystem::path(config().run.dir) / "metrics.jsonl", header);
+}
+
+void TrainRun::report(const StepStats& stats) {
+  StepRecord record;
+  record.step = stats.step;
+  record.steps = config().train.steps;
+  record.loss = stats.loss;
+  const auto& model = config().model;
+  if (model.mtp.num_nextn_predict_layers > 0) record.loss_parts["mtp"] = stats.mtp_loss;
+  if (model.indexer) record.loss_parts["indexer_kl"] = stats.indexer_kl;
+  if (model.balance.aux_loss != config::AuxLoss::none) record.loss_parts["balance"] = stats.balance_loss;
+  if (model.balance.z_loss_weight != 0) record.loss_parts["router_z"] = stats.router_z;
+  record.grad_norm = stats.grad_norm;
+  record.learning_rate = stats.learning_rate;
+  record.tokens = stats.tokens;
+  record.seconds = stats.seconds;
+  record.skipped = stats.skipped;
+  record.experts = stats.experts;
+  record.flops = training_flops_per_token_ * static_cast<double>(stats.tokens);
+  record.total_tokens = trainer_->tokens_seen();
+  log_.add(record);
+  if (metrics_) metrics_->write(record);
+  if (stats.step % config().log.interval == 0 || stats.step == config().train.steps) say(log_.line());
+  if (stats.skipped) {
+    say(fmt::format("step {} | skip: loss or gradient norm is not finite; nothing was updated ({} in a row)", stats.step, trainer_->consecutive_bad_steps()));
+  }
+}
+
+void TrainRun::save() {
+  if (last_saved_ == trainer_->steps_done()) return;
+  last_saved_ = trainer_->steps_done();
+  if (is_root()) {
+    const auto tensors = trainer_->state();
+    save_checkpoint(checkpoints(), last_saved_, tensors, trainer_->values(), config::effective_yaml(loaded_), config().checkpoint.keep_last,
+                    config().checkpoint.keep_every, trainer_->stream());
+    if (metrics_) metrics_->event("save", last_saved_);
+    say(fmt::format("step {} | save {}", last_saved_, checkpoints().string()));
+  }
+  world_.barrier();
+}
+
+double TrainRun::report_eval() {
+  const EvalStats stats = trainer_->evaluate();
+  say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens", trainer_->steps_done(), stats.loss, stats.predicted_tokens));
+  if (metrics_) metrics_->event("eval", trainer_->steps_done(), {{"loss", stats.loss}, {"tokens", static_cast<double>(stats.predicted_tokens)}});
+  return stats.loss;
+}
+
+// What a reader of text needs to judge the loss by: a model that knows only the frequencies of bytes, or of pairs.
+void TrainRun::report_final() {
+  const double loss = report_eval();
+  if (!is_root() || config().data.format != config::DataFormat::bytes_text) return;
+  data::TokenCounts counts;
+  counts.add(*valid_);
+  const double unigram = data::unigram_entropy(counts), bigram = data::bigram_entropy(counts);
+  say(fmt::format("held-out   loss {:.4f} nats/byte | unigram entropy {:.4f} (loss is {:.2f} x) | bigram entropy {:.4f} (loss is {:.2f} x)", loss, unigram,
+                  loss / unigram, bigram, loss / bigram));
+}
+
+int TrainRun::execute() {
+  prepare();
+  continue_from_checkpoint();
+  print_header();
+  open_metrics();
+  const auto& train = config().train;
+  const auto& checkpoint = config().checkpoint;
+  while (trainer_->steps_done() < train.steps) {
+    report(trainer_->step());
+    const std::int64_t step = trainer_->steps_done();
+    if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
+      throw NumericsError(fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last one step {} (samples {} to {}); the newest "
+                                      "checkpoint is intact. Lower optimizer.lr, or look at the data of these samples.",
+                                      train.max_bad_steps, step, (step - train.max_bad_steps) * train.global_batch_size, step * train.global_batch_size - 1));
+    }
+    if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps) report_eval();
+    if (checkpoint.every > 0 && step % checkpoint.every == 0) save();
+  }
+  if (valid_) report_final();
+  if (checkpoint.save_at_end) save();
+  say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)", trainer_->steps_done(), train.steps, trainer_->tokens_seen(),
+                  trainer_->skipped_steps()));
+  return 0;
+}
+
+}  // namespace moesaic::apps

@@ -1,0 +1,50 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "apps/assembly.h"
+#include "comm/communicator.h"
+#include "core/config/load.h"
+#include "core/train/metrics.h"
+
+namespace moesaic::apps {
+
+enum class Resume { automatic, must, never };
+
+/// One training run, from the point of view of one rank: builds the parts, continues from a checkpoint, loops, evaluates,
+/// saves, and says on rank 0 what it does.
+class TrainRun {
+ public:
+  TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world);
+  ~TrainRun();
+  /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
+  int execute();
+
+ private:
+  const config::Config& config() const { return loaded_.config; }
+  bool is_root() const { return world_.rank() == 0; }
+  void say(const std::string& line) const;
+  void prepare();
+  void continue_from_checkpoint();
+  void print_header() const;
+  void open_metrics();
+  void report(const StepStats& stats);
+  void save();
+  double report_eval();
+  void report_final();
+  std::filesystem::path checkpoints() const;
+
+  const config::LoadedConfig& loaded_;
+  Resume resume_;
+  Communicator& world_;
+  Assembly assembly_;
+  std::shared_ptr<const data::TokenSource> train_, valid_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  StepLog log_;
+  std::int64_t last_saved_ = -1;
+  double training_flops_per_token_ = 0;
+};
+
+}  // namespace moesaic::apps
