@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "core/config/check.h"
+#include "core/data/joined_source.h"
 #include "core/model/from_config.h"
 #include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
@@ -41,9 +42,10 @@ OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
   return o;
 }
 
-std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config, const char* key) {
-  if (paths.size() != 1) throw UsageError(fmt::format("{}: one file is read for now, {} are given; join them into one", key, paths.size()));
-  return data::open_text(paths[0], config.model.vocab_size);
+std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config) {
+  std::vector<std::shared_ptr<const data::TokenSource>> sources;
+  for (const auto& path : paths) sources.push_back(data::open_text(path, config.model.vocab_size));
+  return data::join_sources(std::move(sources));
 }
 
 Assembly assemble(const config::Config& config, bool for_training) {

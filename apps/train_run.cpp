@@ -39,8 +39,8 @@ void TrainRun::say(const std::string& line) const {
 
 void TrainRun::prepare() {
   assembly_ = assemble(config(), true);
-  train_ = open_tokens(config().data.train, config(), "data.train");
-  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), "data.valid");
+  train_ = open_tokens(config().data.train, config());
+  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
                      .world = &world_,
