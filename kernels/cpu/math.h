@@ -34,7 +34,7 @@ inline float exp(float x) noexcept {
 /// 1 / (1 + e^-x), without overflow: the exponential is always of a negative number.
 template <class T>
 inline T sigmoid(T x) noexcept {
-  const T e = exp(x < T(0) ? x : -x);  // e^-|x| <= 1
+  const T e = exp(-std::fabs(x));  // <= 1
   const T s = T(1) / (T(1) + e);
   return x < T(0) ? e * s : s;
 }
@@ -42,29 +42,46 @@ inline T sigmoid(T x) noexcept {
 /// 1 / (1 + e^-x) and its complement 1 / (1 + e^x), neither formed by subtraction from 1.
 template <class T>
 inline void sigmoid_pair(T x, T& s, T& complement) noexcept {
-  const T e = exp(x < T(0) ? x : -x);
-  const T r = T(1) / (T(1) + e);
-  s = x < T(0) ? e * r : r;
-  complement = x < T(0) ? r : e * r;
+  const T e = exp(-std::fabs(x));
+  const T r = T(1) / (T(1) + e), small = e * r;
+  s = x < T(0) ? small : r;
+  complement = x < T(0) ? r : small;
+}
+
+/// tanh a for 0 <= a < 0.35 by the odd series.
+inline float tanh_small(float a) noexcept {
+  const float z = a * a;
+  return a * (1.0F + z * (-0.333333333F + z * (0.133333333F + z * (-0.0539682540F + z * (0.0218694885F + z * -0.00886323553F)))));
 }
 
 /// tanh x. float: small arguments by the odd series, else (1-e)/(1+e) with e = e^-2|x|; relative error below 4e-7.
 inline double tanh(double x) noexcept { return std::tanh(x); }
 inline float tanh(float x) noexcept {
-  const float a = x < 0.0F ? -x : x;
+  const float a = std::fabs(x);
   const float e = exp(-2.0F * a);
   const float big = (1.0F - e) / (1.0F + e);
-  const float z = x * x;
-  const float small = a * (1.0F + z * (-0.333333333F + z * (0.133333333F + z * (-0.0539682540F + z * (0.0218694885F + z * -0.00886323553F)))));
-  const float t = a < 0.35F ? small : big;
-  return x < 0.0F ? -t : t;
+  const float t = a < 0.35F ? tanh_small(a) : big;
+  return std::copysign(t, x);
 }
 
 /// d tanh(x) / dx = 4 e / (1 + e)^2 with e = e^-2|x|: keeps its relative accuracy where tanh is close to 1.
 template <class T>
 inline T tanh_slope(T x) noexcept {
-  const T e = exp(T(-2) * (x < T(0) ? -x : x));
+  const T e = exp(T(-2) * std::fabs(x));
   return T(4) * e / ((T(1) + e) * (T(1) + e));
+}
+
+/// tanh x and its derivative, for float from one exponential and one division.
+inline void tanh_and_slope(double x, double& value, double& slope) noexcept {
+  value = std::tanh(x);
+  slope = tanh_slope(x);
+}
+inline void tanh_and_slope(float x, float& value, float& slope) noexcept {
+  const float a = std::fabs(x);
+  const float e = exp(-2.0F * a);
+  const float r = 1.0F / (1.0F + e);
+  value = std::copysign(a < 0.35F ? tanh_small(a) : (1.0F - e) * r, x);
+  slope = 4.0F * e * r * r;
 }
 
 /// log(1 + e^x), exact for either sign; its derivative is sigmoid(x).
