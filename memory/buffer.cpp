@@ -11,6 +11,7 @@
 
 #include "memory/device_hooks.h"
 #include "memory/owned.h"
+#include "memory/stream.h"
 
 namespace moesaic {
 namespace {
@@ -123,6 +124,12 @@ TensorView Arena::take(Shape shape, DType dtype, const char* tag) {
 
 void Arena::poison() noexcept {
   if (!measuring_ && device_.kind == Device::Kind::cpu && capacity_ > top_) std::memset(backing_.data() + top_, 0xff, capacity_ - top_);
+}
+
+void Arena::poison(Stream& stream) {
+  if (measuring_ || capacity_ == top_) return;
+  const auto free_bytes = static_cast<std::int64_t>(capacity_ - top_);
+  fill_bytes(TensorView(backing_.data() + top_, DType::u8, {free_bytes}, device_), 0xff, stream);
 }
 
 }  // namespace moesaic

@@ -8,6 +8,8 @@
 
 namespace moesaic {
 
+class Stream;
+
 enum class MemoryKind : std::uint8_t { device, pinned_host, pageable_host };
 
 /// Owns one allocation on `device`. Move-only; freed exactly once; every byte is charged to `tag`, so that the memory
@@ -50,8 +52,12 @@ class Arena {
   std::size_t capacity() const noexcept { return capacity_; }
   bool is_measuring() const noexcept { return measuring_; }
   Device device() const noexcept { return device_; }
-  /// Fills all memory that is not taken with a NaN pattern (tests: nobody may read what nobody wrote).
+  /// Fills all memory that is not taken with a NaN pattern (tests: nobody may read what nobody wrote). Host memory only,
+  /// at once: no stream may be at work in the arena.
   void poison() noexcept;
+  /// The same in the order of the stream that works in the arena, on any device: work enqueued before still finds its
+  /// temporaries, work enqueued later finds the pattern.
+  void poison(Stream& stream);
 
   class Mark {
    public:

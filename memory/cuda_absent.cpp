@@ -21,6 +21,6 @@ void wait_event(void*, void*) { absent(); }
 bool event_reached(void*) { absent(); }
 void synchronize_event(void*) { absent(); }
 void copy_async(void*, const void*, std::size_t, void*) { absent(); }
-void zero_async(void*, std::size_t, void*) { absent(); }
+void fill_async(void*, int, std::size_t, void*) { absent(); }
 
 }  // namespace moesaic::cuda

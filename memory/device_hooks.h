@@ -22,6 +22,6 @@ void wait_event(void* stream, void* event);
 bool event_reached(void* event);
 void synchronize_event(void* event);
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream);
-void zero_async(void* data, std::size_t bytes, void* stream);
+void fill_async(void* data, int byte, std::size_t bytes, void* stream);
 
 }  // namespace moesaic::cuda

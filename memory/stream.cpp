@@ -185,10 +185,12 @@ void copy_tensor(TensorView to, ConstTensorView from, Stream& stream) {
   stream.enqueue([to, from] { std::memmove(to.data(), from.data(), to.bytes()); });
 }
 
-void zero_tensor(TensorView view, Stream& stream) {
+void fill_bytes(TensorView view, std::uint8_t byte, Stream& stream) {
   if (stream.mode() == Stream::Mode::dry || view.bytes() == 0) return;
-  if (stream.native() != nullptr) return cuda::zero_async(view.data(), view.bytes(), stream.native());
-  stream.enqueue([view] { std::memset(view.data(), 0, view.bytes()); });
+  if (stream.native() != nullptr) return cuda::fill_async(view.data(), byte, view.bytes(), stream.native());
+  stream.enqueue([view, byte] { std::memset(view.data(), byte, view.bytes()); });
 }
+
+void zero_tensor(TensorView view, Stream& stream) { fill_bytes(view, 0, stream); }
 
 }  // namespace moesaic

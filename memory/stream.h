@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -49,6 +50,8 @@ class Stream {
 /// Copies bytes between views of one shape and dtype, host or device, in stream order. Host memory given to a CUDA
 /// stream should be pinned, or the copy is synchronous.
 void copy_tensor(TensorView to, ConstTensorView from, Stream& stream);
+/// Sets all bytes to `byte` in stream order.
+void fill_bytes(TensorView view, std::uint8_t byte, Stream& stream);
 /// Sets all bytes to zero in stream order.
 void zero_tensor(TensorView view, Stream& stream);
 

@@ -148,8 +148,8 @@ void synchronize_event(void* event) {
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream) {
   MOESAIC_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)));
 }
-void zero_async(void* data, std::size_t bytes, void* stream) {
-  MOESAIC_CUDA_CALL(cudaMemsetAsync(data, 0, bytes, as_stream(stream)));
+void fill_async(void* data, int byte, std::size_t bytes, void* stream) {
+  MOESAIC_CUDA_CALL(cudaMemsetAsync(data, byte, bytes, as_stream(stream)));
 }
 
 }  // namespace moesaic::cuda
