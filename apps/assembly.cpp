@@ -6,6 +6,7 @@
 #include "core/config/check.h"
 #include "core/data/joined_source.h"
 #include "core/model/from_config.h"
+#include "core/train/optimizer_config.h"
 #include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
 
@@ -23,23 +24,6 @@ Device resolve_device(const config::RunConfig& run) {
   }
   const bool automatic_cuda = run.device == config::DeviceChoice::automatic && missing.empty() && cuda::device_count() > 0;
   return automatic_cuda ? Device{Device::Kind::cuda, 0} : kCpu;
-}
-
-OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
-  OptimizerOptions o;
-  o.muon = c.name == config::OptimizerName::muon;
-  o.beta1 = c.beta1;
-  o.beta2 = c.beta2;
-  o.eps = c.eps;
-  o.weight_decay = c.weight_decay;
-  o.clip_grad_norm = c.clip_grad_norm;
-  o.muon_momentum = c.muon_momentum;
-  o.muon_nesterov = c.muon_nesterov;
-  o.muon_per_head = c.muon_per_head;
-  o.ns_steps = static_cast<int>(c.ns_steps);
-  o.qk_clip_tau = c.qk_clip_tau;
-  o.ema_decay = c.ema_decay;
-  return o;
 }
 
 std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config) {

@@ -22,7 +22,6 @@ struct Assembly {
 
 /// Throws UsageError when the configuration asks for what cannot be trained, or for a device that is not there.
 Assembly assemble(const config::Config& config, bool for_training);
-OptimizerOptions optimizer_options(const config::OptimizerConfig& config);
 /// run.device resolved: CUDA is refused with the list of ops that have no CUDA kernel yet.
 Device resolve_device(const config::RunConfig& run);
 /// The files of data.train or data.valid as one source.

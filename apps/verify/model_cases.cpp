@@ -196,7 +196,7 @@ void ModelCase::step() {
   optimizer_->clip(backend, owner_.context().losses);
   optimizer_->update(backend);
   optimizer_->qk_clip(backend, model_.mla_layers());
-  update_balance(backend, owner_.params(), model_, optimizer_->scalars(), nullptr);
+  update_balance(backend, owner_.params(), model_.moe_layers(), optimizer_->scalars(), nullptr);
   const Optimizer::Outcome outcome = optimizer_->read_outcome(run_.stream());
   if (outcome.skipped) run_.fail("a step was skipped");
   optimizer_->end_step(outcome);

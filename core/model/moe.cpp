@@ -50,6 +50,7 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
     auto s = matrix_spec(prefix + "experts.{}." + which + ".weight", rows, cols, options.init_std, Part::routed_expert);
     s.members = e;
     s.active_members = options.top_k;
+    s.use_counts = counts_;
     return s;
   };
   w13_ = params.declare_storage(prefix + "experts.w13", e, 2 * f, l, StoredAs::compute);

@@ -68,6 +68,7 @@ struct ParameterSpec {
   bool matrix = false;            ///< optimised by Muon when the optimizer is Muon
   std::vector<RowRange> blocks;   ///< row blocks that Muon treats as matrices of their own (per-head Muon); empty: whole
   std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
+  BufferId use_counts;              ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
   std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
 };
 

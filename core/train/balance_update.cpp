@@ -5,9 +5,9 @@
 
 namespace moesaic {
 
-void update_balance(Backend& backend, const ParameterStore& params, Model& model, ConstTensorView scalars, Communicator* world) {
+void update_balance(Backend& backend, const ParameterStore& params, std::span<const Model::NamedMoe> layers, ConstTensorView scalars, Communicator* world) {
   const ConstTensorView skip = step_scalar(scalars, StepScalar::skip);
-  for (const auto& named : model.moe_layers()) {
+  for (const auto& named : layers) {
     const MoeLayer& moe = *named.moe;
     const TensorView bias = params.buffer(moe.bias());
     const ConstTensorView counts = params.buffer(moe.counts());

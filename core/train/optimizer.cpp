@@ -9,6 +9,7 @@
 #include "kernels/ops/clip.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/guard.h"
+#include "kernels/ops/member_scalars.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/qk_clip.h"
 
@@ -61,7 +62,13 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options) : 
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
   host_ = Buffer(scalar_bytes + 64, kCpu, "step scalars, host");
   host_scalars_ = host_.view({kMaxGroups, kNumStepScalars}, master);
-  group_age_ = {0};
+  group_updates_ = {0};
+  if (!options.skip_untouched) return;
+  std::int64_t most = 0;
+  for (const ParameterSpec& spec : params.params()) most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
+  if (most == 0) return;
+  member_memory_ = Buffer(static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), params.device(), "step scalars");
+  member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
 }
 
 TensorView Optimizer::member_of(const TensorView& all, ParamId id, std::int64_t member) const {
@@ -71,26 +78,30 @@ TensorView Optimizer::member_of(const TensorView& all, ParamId id, std::int64_t 
   return all.rows(member * n, (member + 1) * n).reshaped(spec.shape);
 }
 
-// Parameters that were released at the same update share their bias corrections.
+// Parameters that were updated as often share their bias corrections.
 void Optimizer::assign_groups() {
-  group_age_ = {0};
+  group_updates_.clear();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& e = entries_[i];
     if (!e.trained || params_.frozen(id_of(i))) continue;
-    if (e.first_update < 0) e.first_update = updates_;
-    auto it = std::find(group_age_.begin(), group_age_.end(), e.first_update);
-    if (it == group_age_.end()) {
-      MOESAIC_CHECK(static_cast<int>(group_age_.size()) < kMaxGroups, "train.phases releases parameters more than 7 times");
-      it = group_age_.insert(group_age_.end(), e.first_update);
+    auto it = std::find(group_updates_.begin(), group_updates_.end(), e.updates);
+    if (it == group_updates_.end()) {
+      if (static_cast<int>(group_updates_.size()) == kMaxGroups) {
+        throw UsageError(fmt::format("train.phases[].freeze: the parameters trained in one phase were trained for more than {} different numbers of steps "
+                                     "before; freeze fewer different sets",
+                                     kMaxGroups));
+      }
+      it = group_updates_.insert(group_updates_.end(), e.updates);
     }
-    e.group = static_cast<int>(it - group_age_.begin());
+    e.group = static_cast<int>(it - group_updates_.begin());
   }
+  if (group_updates_.empty()) group_updates_ = {0};
 }
 
 void Optimizer::begin_step(StepScalars values, Stream& stream) {
   assign_groups();
-  for (std::size_t g = 0; g < group_age_.size(); ++g) {
-    const auto t = static_cast<double>(updates_ - group_age_[g] + 1);
+  for (std::size_t g = 0; g < group_updates_.size(); ++g) {
+    const auto t = static_cast<double>(group_updates_[g] + 1);
     values.bias_correction1 = bias_correction(options_.beta1, t);
     values.bias_correction2 = bias_correction(options_.beta2, t);
     const auto row = static_cast<std::int64_t>(g);
@@ -116,7 +127,7 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
   run(backend, ClipFactor{.scalars = scalars(), .norm = norm_, .partials = partials_, .limit = options_.clip_grad_norm});
   run(backend, GuardFinite{.scalars = scalars(), .values = guarded});
   // The other groups differ in their bias corrections only.
-  for (std::size_t g = 1; g < group_age_.size(); ++g) {
+  for (std::size_t g = 1; g < group_updates_.size(); ++g) {
     for (const StepScalar s : {StepScalar::clip_factor, StepScalar::skip}) {
       const auto row = static_cast<std::int64_t>(g);
       const TensorView to = scalars_.rows(row, row + 1).reshaped({kNumStepScalars}).rows(index_of(s), index_of(s) + 1);
@@ -125,19 +136,29 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
   }
 }
 
-void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member) {
+void Optimizer::update_family(Backend& backend, ParamId id) {
+  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
+  const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group, members = members_of(spec);
+  const ConstTensorView scalars = scalars_.rows(group, group + 1).reshaped({kNumStepScalars});
+  const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
+  if (by_use) run(backend, MemberScalars{.rows = member_scalars_.rows(0, members), .scalars = scalars, .counts = params_.buffer(spec.use_counts)});
+  for (std::int64_t e = 0; e < members; ++e) {
+    update_one(backend, id, e, by_use ? member_scalars_.rows(e, e + 1).reshaped({kNumStepScalars}) : scalars);
+  }
+}
+
+void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars) {
   const Entry& e = entries_[static_cast<std::size_t>(id.index)];
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
   const TensorView master = params_.master(id, member);
   const TensorView compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member);
-  const ConstTensorView row = scalars_.rows(e.group, e.group + 1).reshaped({kNumStepScalars});
   const double decay = spec.decay ? options_.weight_decay : 0.0;
   if (e.muon) {
     MuonUpdate op{.w = master,
                   .momentum = member_of(e.momentum, id, member),
                   .w_compute = compute,
                   .dw = params_.gradient(id, member),
-                  .scalars = row,
+                  .scalars = scalars,
                   .blocks = {},
                   .lr_scale = e.lr_scale,
                   .weight_decay = decay,
@@ -155,7 +176,7 @@ void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member) {
                      .v = member_of(e.v, id, member),
                      .w_compute = compute,
                      .dw = params_.gradient(id, member),
-                     .scalars = row,
+                     .scalars = scalars,
                      .lr_scale = e.lr_scale,
                      .weight_decay = decay,
                      .beta1 = options_.beta1,
@@ -166,9 +187,8 @@ void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member) {
 void Optimizer::update(Backend& backend) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParamId id = id_of(i);
-    for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e) {
-      if (entries_[i].trained && !params_.frozen(id)) update_one(backend, id, e);
-      if (!options_.ema_decay) continue;
+    if (entries_[i].trained && !params_.frozen(id)) update_family(backend, id);
+    for (std::int64_t e = 0; options_.ema_decay && e < members_of(params_.params()[i]); ++e) {
       // The first average is the weight itself.
       run(backend, MovingAverage{.average = member_of(entries_[i].average, id, e),
                                  .w = params_.master(id, e),
@@ -182,6 +202,7 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
   if (!options_.qk_clip_tau) return;
   for (MlaAttention* layer : layers) {
     const ParamId q = params_.find(layer->query_matrix()), kv = params_.find(layer->key_value_matrix());
+    if (params_.frozen(q) || params_.frozen(kv)) continue;  // a frozen weight keeps its bits
     const auto& o = layer->options();
     run(backend, QkClip{.q_weight = params_.master(q, 0),
                         .kv_b_weight = params_.master(kv, 0),
@@ -208,7 +229,9 @@ Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
 }
 
 void Optimizer::end_step(const Outcome& outcome) {
-  if (!outcome.skipped) ++updates_;
+  if (outcome.skipped) return;
+  ++updates_;
+  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].updates += entries_[i].trained && !params_.frozen(id_of(i)) ? 1 : 0;
 }
 
 std::vector<StateTensor> Optimizer::state() const {
@@ -233,9 +256,8 @@ std::vector<StateTensor> Optimizer::state() const {
 void Optimizer::save_counters(StateValues& values) const {
   values.integers["optimizer.updates"] = updates_;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    // Only what differs from the rule: parameters that were released later than the first update.
-    if (entries_[i].first_update > 0) values.integers["optimizer.first_update." + params_.params()[i].name] = entries_[i].first_update;
-    if (entries_[i].trained && entries_[i].first_update < 0) values.integers["optimizer.first_update." + params_.params()[i].name] = -1;
+    // Only what differs from the rule: parameters that were frozen in some of the updates.
+    if (entries_[i].trained && entries_[i].updates != updates_) values.integers["optimizer.updates_of." + params_.params()[i].name] = entries_[i].updates;
   }
 }
 
@@ -244,8 +266,8 @@ void Optimizer::load_counters(const StateValues& values) {
   if (it == values.integers.end()) throw InputError("the checkpoint's manifest holds no optimizer.updates");
   updates_ = it->second;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const auto first = values.integers.find("optimizer.first_update." + params_.params()[i].name);
-    entries_[i].first_update = first == values.integers.end() ? (entries_[i].trained ? 0 : -1) : first->second;
+    const auto own = values.integers.find("optimizer.updates_of." + params_.params()[i].name);
+    entries_[i].updates = own == values.integers.end() ? (entries_[i].trained ? updates_ : 0) : own->second;
   }
 }
 

@@ -23,6 +23,7 @@ struct OptimizerOptions {
   int ns_steps = 5;
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
+  bool skip_untouched = false;   ///< experts without a token in the step keep weights and state
 };
 
 /// Updates all trained parameters of a store (SPEC section 7). It sees logical tensors only: experts one by one, gate
@@ -59,7 +60,7 @@ class Optimizer {
 
   /// State for checkpoints; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
-  /// Updates made so far, and per parameter the count at which it was first updated.
+  /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;
   void load_counters(const StateValues& values);
@@ -69,13 +70,14 @@ class Optimizer {
   struct Entry {
     bool trained = false, muon = false;
     double lr_scale = 1;
-    std::int64_t first_update = -1;  // updates() when it was first trained, -1 = not yet
-    int group = 0;                   // row of scalars_: parameters with the same age share bias corrections
+    std::int64_t updates = 0;  // of this parameter; steps in which it was frozen do not count
+    int group = 0;             // row of scalars_: parameters with as many updates share bias corrections
     TensorView m, v, momentum, average;  // [members, …] flat
   };
-  static constexpr int kMaxGroups = 8;
+  static constexpr int kMaxGroups = 16;
   TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
-  void update_one(Backend& backend, ParamId id, std::int64_t member);
+  void update_family(Backend& backend, ParamId id);
+  void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
   void assign_groups();
 
   ParameterStore& params_;
@@ -83,8 +85,9 @@ class Optimizer {
   std::vector<Entry> entries_;
   Buffer memory_, small_;
   TensorView scalars_, host_scalars_, partials_, norm_;
-  Buffer host_;
-  std::vector<std::int64_t> group_age_;
+  TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
+  Buffer host_, member_memory_;
+  std::vector<std::int64_t> group_updates_;
   std::int64_t updates_ = 0;
 };
 

@@ -28,9 +28,10 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   num_mtp_targets_ = 0;
   num_valid_targets_ = batch.valid_labels;
   for (std::size_t i = 0; i < t; ++i) {
-    // Position i sees token i+1 and predicts token i+2, all of one document (SPEC 8.1); the rest is masked.
+    // Position i sees token i+1 and predicts token i+2, all of one document (SPEC 8.1); the rest is masked. What it sees
+    // then still reaches the router's counts, so it must not depend on which sequences share a micro-batch.
     const bool inside = i + 1 < t && batch.positions[i + 1] != 0;
-    mtp_tokens[i] = batch.tokens[(i + 1) % t];
+    mtp_tokens[i] = inside ? batch.tokens[i + 1] : data::kEndOfText;
     mtp_targets[i] = inside ? batch.labels[i + 1] : kIgnoredTarget;
     num_mtp_targets_ += mtp_targets[i] != kIgnoredTarget ? 1 : 0;
   }

@@ -29,6 +29,7 @@ double host_value(ConstTensorView view, std::int64_t i) {
 }  // namespace
 
 Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
+  check_layout();
   allocate();
 }
 Trainer::~Trainer() {
@@ -41,6 +42,19 @@ Trainer::~Trainer() {
 
 std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
   return parts_.world != nullptr ? parts_.world->all_reduce_host(local, ReduceOp::sum) : local;
+}
+
+void Trainer::check_layout() const {
+  const auto& config = *parts_.config;
+  const std::int64_t batch = config.train.global_batch_size, micro = config.train.micro_batch_size;
+  if (config.parallel.dp && *config.parallel.dp != ranks()) {
+    throw UsageError(fmt::format("parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key", *config.parallel.dp, ranks(), *config.parallel.dp));
+  }
+  if (batch % (micro * ranks()) != 0) {
+    const std::int64_t unit = micro * ranks();
+    throw UsageError(fmt::format("train.global_batch_size: {} is not a multiple of train.micro_batch_size ({}) x {} rank(s). Nearest valid: {}{}", batch, micro,
+                                 ranks(), batch > unit ? fmt::format("{}, ", batch / unit * unit) : "", (batch / unit + 1) * unit));
+  }
 }
 
 // Everything is sized once, for the phase that needs most; nothing is allocated inside a step.
@@ -82,8 +96,12 @@ void Trainer::enter_phase(const Phase& phase) {
   for (std::int64_t i = 0; i < local; ++i) micro_batches_.push_back(std::make_unique<SequenceBuffers>(tokens, parts_.device, mtp));
   dataset_ = std::make_unique<data::PackedDataset>(parts_.train, static_cast<std::uint64_t>(config.run.seed), phase.index, phase.sequence_length);
   if (parts_.valid) {
-    const std::int64_t wanted = config.train.eval_batches * config.train.micro_batch_size;
+    const std::int64_t wanted = config.train.eval_batches * config.train.global_batch_size;
     validation_ = std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
+    if (validation_->num_samples() < config.train.micro_batch_size) {
+      throw UsageError(fmt::format("data.valid: {} holds {} sequence(s) of {} tokens, fewer than train.micro_batch_size ({}); give more text, or set train.micro_batch_size={}",
+                                   parts_.valid->name(), validation_->num_samples(), phase.sequence_length, config.train.micro_batch_size, validation_->num_samples()));
+    }
   }
   for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
@@ -95,6 +113,7 @@ void Trainer::enter_phase(const Phase& phase) {
     }
     parts_.optimizer->set_lr_scale(id, scale);
   }
+  choose_balanced(phase);
   const std::int64_t rank_tokens = tokens * local;
   std::vector<MoeLayer*> exact;
   for (const auto& named : parts_.model->moe_layers()) {
@@ -111,6 +130,25 @@ void Trainer::enter_phase(const Phase& phase) {
     const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
     exact[i]->set_margins(layer.rows(rank() * rank_tokens, (rank() + 1) * rank_tokens), layer);
   }
+}
+
+// The bias of a router stands still in phases that freeze it: by name, or in the indexer's warm-up like everything else.
+void Trainer::choose_balanced(const Phase& phase) {
+  balanced_.clear();
+  if (!phase.sparse) return;
+  for (const auto& named : parts_.model->moe_layers()) {
+    const std::string& bias = parts_.params->buffers()[static_cast<std::size_t>(named.moe->bias().index)].name;
+    const bool frozen = std::any_of(phase.freeze.begin(), phase.freeze.end(), [&](const std::string& p) { return glob_match(p, bias); });
+    if (!frozen) balanced_.push_back(named);
+  }
+}
+
+// The gradient of a parameter that the phase trains.
+TensorView Trainer::some_gradient() const {
+  for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
+    if (const TensorView g = parts_.params->gradient({static_cast<std::int32_t>(i)}, 0); !g.empty()) return g;
+  }
+  return {};
 }
 
 void Trainer::load_batches(const Phase& phase) {
@@ -190,13 +228,13 @@ StepStats Trainer::step() {
     parts_.model->backward(c, *activations_);
   }
   if (parts_.config->debug.inject_nan_step == step_ + 1) {
-    run(backend_->backend(), Fill{.y = loss_slot(losses_, Loss::cross_entropy), .value = std::numeric_limits<double>::quiet_NaN()});
+    run(backend_->backend(), Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
   }
   reduce_over_ranks();
   parts_.optimizer->clip(backend_->backend(), losses_);
   parts_.optimizer->update(backend_->backend());
   parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
-  update_balance(backend_->backend(), *parts_.params, *parts_.model, parts_.optimizer->scalars(), parts_.world);
+  update_balance(backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
 
   StepStats stats;
   read_results(stats, scalars);
@@ -254,13 +292,13 @@ EvalStats Trainer::evaluate() {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
   enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
   const std::int64_t micro = parts_.config->train.micro_batch_size;
-  const std::int64_t batches = std::max<std::int64_t>(1, validation_->num_samples() / micro);
+  const std::int64_t batches = validation_->num_samples() / micro;  // a rest is left out
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
   for (std::int64_t b = rank(); b < batches; b += ranks()) {
     SequenceBuffers& buffers = *micro_batches_[0];
     backend_->stream().synchronize();  // the previous window may still be read
-    buffers.load(validation_->batch({b * micro, std::min(micro, validation_->num_samples() - b * micro)}), backend_->stream());
+    buffers.load(validation_->batch({b * micro, micro}), backend_->stream());
     valid += buffers.valid_targets();
     RunContext c = context(buffers, false);
     parts_.model->forward(c, *activations_);

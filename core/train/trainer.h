@@ -78,8 +78,11 @@ class Trainer {
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
   int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
   std::int64_t sum_over_ranks(std::int64_t local) const;
+  void check_layout() const;
   void allocate();
   void enter_phase(const Phase& phase);
+  void choose_balanced(const Phase& phase);
+  TensorView some_gradient() const;
   void load_batches(const Phase& phase);
   StepScalars count_batches(const Phase& phase);
   void reset_step_buffers();
@@ -91,6 +94,7 @@ class Trainer {
   Parts parts_;
   std::vector<Phase> phases_;
   int phase_ = -1;
+  std::vector<Model::NamedMoe> balanced_;  // mixtures whose router bias moves in this phase
   std::unique_ptr<BackendOwner> backend_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;

@@ -21,6 +21,7 @@
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
 #include "kernels/ops/layer_norm.h"
+#include "kernels/ops/member_scalars.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/permute.h"
@@ -87,6 +88,7 @@ using AllOps = OpList<            //
     L2NormForward,                //
     LayerNormBackward,            //
     LayerNormForward,             //
+    MemberScalars,                //
     MovingAverage,                //
     MuonUpdate,                   //
     NewtonSchulz,                 //

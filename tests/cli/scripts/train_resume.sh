@@ -1,0 +1,77 @@
+#!/bin/sh
+# train_resume.sh MPIRUN MOESAIC WORK_DIR: trains a tiny hybrid model on two ranks, throws the last checkpoint away,
+# continues with the same command, and wants the same bytes; then the messages and exit codes around resuming.
+set -eu
+mpirun=$1 moesaic=$2 work=$3
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+perl -e 'srand 7; for my $d (1 .. 40) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. 60), "\n\f\n" }' > text.txt
+cat > tiny.yaml <<'YAML'
+model:
+  hidden_size: 32
+  num_hidden_layers: 2
+  vocab_size: 256
+  intermediate_size: 48
+  hidden_act: situ
+  linear_attn_config: {kda_layers: [1], full_attn_layers: [2], num_heads: 2, head_dim: 16, gate_lower_bound: -5.0, use_full_rank_gate: true}
+  num_attention_heads: 2
+  q_lora_rank: 16
+  kv_lora_rank: 16
+  qk_nope_head_dim: 16
+  qk_rope_head_dim: 8
+  v_head_dim: 16
+  mla_use_nope: true
+  mla_use_output_gate: true
+  indexer: {index_n_heads: 2, index_head_dim: 16, index_topk: 16}
+  num_experts: 8
+  num_experts_per_token: 2
+  num_shared_experts: 1
+  moe_intermediate_size: 16
+  routed_expert_hidden_size: 16
+  first_k_dense_replace: 1
+  balance: {bias_rule: quantile}
+  residual: {type: attention, attn_res_block_size: 1}
+data: {train: text.txt, valid: text.txt, sequence_length: 64}
+train: {steps: 8, global_batch_size: 4, micro_batch_size: 1, eval_every: 4, eval_batches: 4}
+optimizer: {name: muon, lr: 3e-3, warmup_steps: 2, ema_decay: 0.9}
+checkpoint: {every: 4, keep_last: 0}
+run: {device: cpu, dir: run}
+YAML
+run() { "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train tiny.yaml "$@"; }
+fail() { echo "FAILED: $*"; exit 1; }
+expect() { # code, text, command…
+  want=$1 text=$2
+  shift 2
+  set +e
+  out=$("$@" 2>&1)
+  got=$?
+  set -e
+  [ "$got" -eq "$want" ] || fail "exit $got instead of $want from: $*: $out"
+  case $out in *"$text"*) ;; *) fail "'$text' is not in the output of: $*: $out" ;; esac
+}
+
+run > log.txt
+grep -q 'step 8/8' log.txt || fail "no line of the last step"
+grep -q 'held-out .*unigram entropy .*bigram entropy' log.txt || fail "no closing comparison"
+cp -r run/checkpoints/step-00000008 whole
+rm -r run/checkpoints/step-00000008
+expect 0 "continuing from" run
+for f in model.safetensors optimizer.safetensors; do
+  cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
+done
+expect 0 "continuing from" run                                 # nothing left to do
+expect 2 "--resume=never" run --resume=never
+expect 3 "no complete checkpoint" run --resume=must run.dir=other
+expect 2 "run.seed" run run.seed=2
+expect 5 "in a row" run run.dir=bad debug.inject_nan_step=1 train.max_bad_steps=1
+expect 2 "no CUDA kernel yet" run run.dir=gpu run.device=cuda
+expect 3 "nowhere.txt" run run.dir=nodata data.train=nowhere.txt
+expect 0 "the" "$moesaic" generate run --prompt "the cat " --max-new-tokens 60 --temperature 0
+a=$("$moesaic" generate run --prompt "the " --max-new-tokens 20 --seed 3)
+b=$("$moesaic" generate run --prompt "the " --max-new-tokens 20 --seed 3)
+[ "$a" = "$b" ] || fail "the same seed gave two texts"
+expect 0 "the" "$moesaic" generate run --prompt "the " --max-new-tokens 5 --average
+expect 3 "no checkpoint of step 5" "$moesaic" generate run --step 5
+expect 3 "no complete checkpoint" "$moesaic" generate nothing
+echo "train and resume: all checks passed"

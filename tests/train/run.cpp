@@ -1,0 +1,194 @@
+#include "tests/train/run.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/random.h"
+#include "core/config/load.h"
+#include "core/model/from_config.h"
+#include "core/train/optimizer_config.h"
+#include "tests/support/catch.h"
+
+namespace moesaic::test {
+namespace {
+
+constexpr const char* kConfig = R"(
+run: {device: cpu, precision: f64, seed: 3, threads: 1}
+model:
+  hidden_size: 32
+  num_hidden_layers: 3
+  vocab_size: 256
+  intermediate_size: 48
+  hidden_act: situ
+  initializer_range: 0.1
+  linear_attn_config:
+    kda_layers: [1, 2]
+    full_attn_layers: [3]
+    num_heads: 2
+    head_dim: 16
+    gate_lower_bound: -5.0
+    use_full_rank_gate: true
+  num_attention_heads: 2
+  q_lora_rank: 16
+  kv_lora_rank: 16
+  qk_nope_head_dim: 12
+  qk_rope_head_dim: 4
+  v_head_dim: 12
+  mla_use_nope: true
+  mla_use_output_gate: true
+  indexer: {index_n_heads: 2, index_head_dim: 8, index_topk: 12}
+  num_experts: 8
+  num_experts_per_token: 2
+  num_shared_experts: 1
+  moe_intermediate_size: 16
+  routed_expert_hidden_size: 16
+  first_k_dense_replace: 1
+  balance: {bias_rule: quantile, histogram_bins: 101, z_loss_weight: 0.001}
+  residual: {type: attention, attn_res_block_size: 2}
+  mtp: {num_nextn_predict_layers: 1}
+data: {train: TEXT, sequence_length: 64}
+train: {steps: 20, global_batch_size: 4, micro_batch_size: 1}
+optimizer: {name: adamw, lr: 3e-3, lr_schedule: constant, warmup_steps: 3}
+)";
+
+/// Words with some structure, in documents of 1 to 150 bytes: several fit into one sequence.
+std::string generated_text() {
+  static const char* const words[] = {"one ", "two ", "three ", "red ", "green ", "blue ", "and ", "then "};
+  std::string text;
+  std::uint64_t n = 0;
+  for (int document = 0; document < 120; ++document) {
+    const auto length = static_cast<std::size_t>(1 + uniform(11, static_cast<std::uint64_t>(document)) * 150);
+    std::string body;
+    while (body.size() < length) body += words[static_cast<std::size_t>(uniform(12, n++) * 8)];
+    text += body.substr(0, length) + "\n\f\n";
+  }
+  return text;
+}
+
+class TextFile {
+ public:
+  TextFile() : folder_(std::filesystem::temp_directory_path() / ("moesaic_train_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(path()) << generated_text();
+  }
+  ~TextFile() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  std::string path() const { return (folder_ / "text.txt").string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+template <class T>
+double relative_error(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < a.size() / sizeof(T); ++i) {
+    T x{}, y{};
+    std::memcpy(&x, a.data() + i * sizeof(T), sizeof(T));
+    std::memcpy(&y, b.data() + i * sizeof(T), sizeof(T));
+    difference = std::max(difference, std::abs(static_cast<double>(x - y)));
+    size = std::max(size, std::abs(static_cast<double>(y)));
+  }
+  return difference == 0 ? 0 : difference / size;
+}
+
+}  // namespace
+
+config::Config hybrid_config(const std::vector<std::string>& overrides) {
+  static const TextFile text;
+  std::string yaml = kConfig;
+  yaml.replace(yaml.find("TEXT"), 4, text.path());
+  return config::load_config_text(yaml, "hybrid.yaml", overrides).config;
+}
+
+Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode) : config(c) {
+  params = std::make_unique<ParameterStore>(precision_of(config.run, false));
+  model = std::make_unique<Model>(*params, model_options(config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
+  params->seal(kCpu, ever_trained(make_phases(config), *params));
+  Stream stream(kCpu, "initialise", Stream::Mode::immediate);
+  params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
+  optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
+  const std::shared_ptr<const data::TokenSource> source = data::open_text(config.data.train.front(), config.model.vocab_size);
+  trainer = std::make_unique<Trainer>(Trainer::Parts{.config = &config,
+                                                     .world = world,
+                                                     .params = params.get(),
+                                                     .model = model.get(),
+                                                     .optimizer = optimizer.get(),
+                                                     .train = source,
+                                                     .valid = source,
+                                                     .device = kCpu,
+                                                     .recompute = recompute_policy(config.activations),
+                                                     .stream_mode = mode});
+}
+
+std::vector<StepStats> Run::steps(int n) {
+  std::vector<StepStats> all;
+  for (int i = 0; i < n; ++i) all.push_back(step());
+  return all;
+}
+
+Snapshot Run::snapshot() {
+  trainer->stream().synchronize();
+  Snapshot all;
+  for (const StateTensor& t : trainer->state()) {
+    REQUIRE(all.count(t.name) == 0);
+    all[t.name] = {t.view.data(), t.view.data() + t.view.bytes()};
+  }
+  return all;
+}
+
+void Run::restore(const Snapshot& tensors, const StateValues& values) {
+  for (const StateTensor& t : trainer->state()) std::memcpy(t.view.data(), tensors.at(t.name).data(), t.view.bytes());
+  trainer->load_values(values);
+}
+
+JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode) {
+  JobResult result;
+  result.states.resize(static_cast<std::size_t>(ranks));
+  run_local_ranks(ranks, [&](Communicator& world) {
+    Run run(config, &world, mode);
+    const auto stats = run.steps(steps);
+    result.states[static_cast<std::size_t>(world.rank())] = run.snapshot();
+    if (world.rank() == 0) result.stats = stats;
+  });
+  return result;
+}
+
+std::string differences(const Snapshot& a, const Snapshot& b, const std::string& only_prefix) {
+  std::string names;
+  const auto wanted = [&](const std::string& name) { return name.compare(0, only_prefix.size(), only_prefix) == 0; };
+  for (const auto& [name, bytes] : a) {
+    const auto other = b.find(name);
+    if (wanted(name) && (other == b.end() || other->second != bytes)) names += name + " ";
+  }
+  for (const auto& [name, bytes] : b) {
+    if (wanted(name) && a.count(name) == 0) names += name + " ";
+  }
+  return names;
+}
+
+double largest_relative_error(const Snapshot& a, const Snapshot& b, std::string& worst) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (const auto& [name, bytes] : b) {
+    const double error = relative_error<double>(a.at(name), bytes);
+    if (!(error > largest)) continue;
+    largest = error;
+    worst = name;
+  }
+  return largest;
+}
+
+bool same_numbers(const StepStats& a, const StepStats& b) {
+  return a.step == b.step && a.loss == b.loss && a.mtp_loss == b.mtp_loss && a.indexer_kl == b.indexer_kl && a.balance_loss == b.balance_loss &&
+         a.router_z == b.router_z && a.grad_norm == b.grad_norm && a.learning_rate == b.learning_rate && a.tokens == b.tokens && a.skipped == b.skipped;
+}
+
+}  // namespace moesaic::test

@@ -1,0 +1,55 @@
+#pragma once
+// A small hybrid model (KDA, KDA, sparse MLA; latent mixtures of experts, attention residuals, MTP), its data, and
+// everything that trains it on one rank, as the executable puts it together.
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config/config.h"
+#include "core/train/optimizer.h"
+#include "core/train/trainer.h"
+
+namespace moesaic::test {
+
+/// The configuration with `overrides` ("a.b=c"); its text file lies in a temporary folder of the process.
+config::Config hybrid_config(const std::vector<std::string>& overrides = {});
+
+/// Bytes of every persistent tensor by name.
+using Snapshot = std::map<std::string, std::vector<std::byte>>;
+
+class Run {
+ public:
+  explicit Run(const config::Config& config, Communicator* world = nullptr, Stream::Mode mode = Stream::Mode::worker);
+
+  StepStats step() { return trainer->step(); }
+  std::vector<StepStats> steps(int n);
+  Snapshot snapshot();
+  /// Fills all state from a snapshot and counters from values, as a restart does.
+  void restore(const Snapshot& tensors, const StateValues& values);
+
+  config::Config config;
+  std::unique_ptr<ParameterStore> params;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Trainer> trainer;
+};
+
+/// What a job of `ranks` ranks leaves behind: statistics of every step, and the state of every rank.
+struct JobResult {
+  std::vector<StepStats> stats;
+  std::vector<Snapshot> states;
+};
+JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode = Stream::Mode::worker);
+
+/// Names whose bytes differ, or that only one of the two has; "" when none.
+std::string differences(const Snapshot& a, const Snapshot& b, const std::string& only_prefix = "");
+/// Largest |a - b| over an f64 tensor relative to its largest |b|, over all tensors; integers must agree. The name of the
+/// worst is put into `worst`.
+double largest_relative_error(const Snapshot& a, const Snapshot& b, std::string& worst);
+/// Whether two steps report the same bits (time aside).
+bool same_numbers(const StepStats& a, const StepStats& b);
+
+}  // namespace moesaic::test
