@@ -61,9 +61,8 @@ int run_ranks(const std::function<int(Communicator& world)>& body) {
       std::cerr << "moesaic: " << failure.what << std::endl;
       return failure.code;
     }
-    // When all ranks fail alike, rank 0 speaks and its abort ends the others while they wait here.
+    // abort() prints the message. When all ranks fail alike, rank 0 speaks and ends the others while they wait here.
     if (mpi.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
-    std::cerr << "moesaic: rank " << mpi.rank() << ": " << failure.what << std::endl;
     mpi.world().abort(failure.code, failure.what);
     return failure.code;
   }

@@ -65,7 +65,7 @@ expect 2 "--resume=never" run --resume=never
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
 expect 2 "run.seed" run run.seed=2
 expect 5 "in a row" run run.dir=bad debug.inject_nan_step=1 train.max_bad_steps=1
-expect 2 "no CUDA kernel yet" run run.dir=gpu run.device=cuda
+expect 2 "have no CUDA kernel" run run.dir=gpu run.device=cuda
 expect 3 "nowhere.txt" run run.dir=nodata data.train=nowhere.txt
 expect 0 "the" "$moesaic" generate run --prompt "the cat " --max-new-tokens 60 --temperature 0
 a=$("$moesaic" generate run --prompt "the " --max-new-tokens 20 --seed 3)
