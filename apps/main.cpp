@@ -22,6 +22,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
+    moesaic::apps::add_bench,
 };
 
 int code(ExitCode exit_code) {

@@ -76,6 +76,8 @@ class Trainer {
   void load_values(const StateValues& values);
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
+  /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
+  void observe(OpObserver* observer) { backend_->observe(observer); }
 
  private:
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
