@@ -23,6 +23,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
+    moesaic::apps::add_bench,
 };
 
 int code(ExitCode exit_code) {

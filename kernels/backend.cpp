@@ -43,4 +43,11 @@ BackendOwner::~BackendOwner() = default;
 Stream& BackendOwner::stream() noexcept { return impl_->stream; }
 Arena& BackendOwner::scratch() noexcept { return impl_->scratch; }
 
+void BackendOwner::observe(OpObserver* observer) {
+  auto* cpu = std::get_if<CpuContext>(backend_.get());
+  MOESAIC_CHECK(cpu != nullptr, "only the CPU backend shows its ops to an observer");
+  impl_->stream.synchronize();
+  cpu->observer = observer;
+}
+
 }  // namespace moesaic

@@ -25,6 +25,8 @@ class BackendOwner {
   Backend& backend() noexcept { return *backend_; }
   Stream& stream() noexcept;
   Arena& scratch() noexcept;
+  /// Shows every later op to `observer` until it is called with null. CPU only; waits for the stream.
+  void observe(OpObserver* observer);
 
  private:
   struct Impl;

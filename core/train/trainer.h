@@ -73,6 +73,8 @@ class Trainer {
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
+  void observe(OpObserver* observer) { backend_->observe(observer); }
 
  private:
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }

@@ -10,11 +10,27 @@ namespace moesaic {
 
 class ThreadPool;
 
+/// Work an op does: multiply-adds count two, bytes count each operand once.
+struct OpCost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+/// Sees every op of a CPU backend pass through its stream. Both calls come from the thread that runs the stream's tasks,
+/// before and after the op's work.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  virtual void begin(const char* op) = 0;
+  virtual void end(const char* op, const OpCost& cost) = 0;
+};
+
 /// Where an op runs: a stream, a scratch arena for temporaries, and the backend's handles.
 struct CpuContext {
   Stream& stream;
   Arena& scratch;
   ThreadPool& pool;
+  OpObserver* observer = nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
 };
 struct CudaContext {
   Stream& stream;
@@ -31,17 +47,20 @@ inline Arena& scratch_of(Backend& backend) {
   return std::visit([](auto& c) -> Arena& { return c.scratch; }, backend);
 }
 
-/// Work an op does: multiply-adds count two, bytes count each operand once.
-struct OpCost {
-  double flops = 0;
-  double bytes = 0;
-};
-
 /// True when the CUDA backend has a launch() for Op. Ops without one are listed before a CUDA run starts.
 template <class Op>
 concept HasCuda = requires(CudaContext& context, const Op& op) { launch(context, op); };
 
 [[noreturn]] void throw_no_cuda_kernel(const char* op);
+
+/// Enqueues `op` between two calls of the context's observer.
+template <class Op>
+void launch_observed(CpuContext& context, const Op& op) {
+  OpObserver* const observer = context.observer;
+  context.stream.enqueue([observer] { observer->begin(Op::kName); });
+  launch(context, op);
+  context.stream.enqueue([observer, cost = op.cost()] { observer->end(Op::kName, cost); });
+}
 
 /// Checks `op` and enqueues it where `backend` lives.
 ///
@@ -58,6 +77,7 @@ template <class Op>
 void run(Backend& backend, const Op& op) {
   op.check();
   if (auto* cpu = std::get_if<CpuContext>(&backend)) {
+    if (cpu->observer != nullptr) return launch_observed(*cpu, op);
     launch(*cpu, op);
   } else if constexpr (HasCuda<Op>) {
     launch(std::get<CudaContext>(backend), op);

@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <memory>
+#include <ostream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/assembly.h"
+#include "apps/bench/bench.h"
+#include "apps/bench/op_profile.h"
+#include "apps/bench/timing.h"
+#include "core/base/random.h"
+#include "core/model/from_config.h"
+#include "core/model/plan.h"
+
+namespace moesaic::bench {
+namespace {
+
+constexpr int kWarmUpSteps = 2;
+
+/// Documents of random tokens, one per window, so that attention sees the full context.
+class RandomTokens : public data::TokenSource {
+ public:
+  RandomTokens(std::int64_t documents, std::int64_t length, std::int64_t vocabulary)
+      : documents_(documents), length_(length), vocabulary_(vocabulary) {}
+  std::int64_t num_documents() const noexcept override { return documents_; }
+  std::int64_t document_length(std::int64_t) const override { return length_; }
+  void read(std::int64_t document, std::int64_t begin, std::span<std::int32_t> out) const override {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::int64_t at = begin + static_cast<std::int64_t>(i);
+      const double u = uniform(hash_name("bench tokens"), static_cast<std::uint64_t>(document * length_ + at));
+      const auto other = 1 + static_cast<std::int32_t>(u * static_cast<double>(vocabulary_ - 1));
+      out[i] = at == length_ - 1 ? data::kEndOfText : other;
+    }
+  }
+  const std::string& name() const noexcept override { return name_; }
+
+ private:
+  std::int64_t documents_, length_, vocabulary_;
+  std::string name_ = "random tokens";
+};
+
+struct Result {
+  std::int64_t steps = 0, tokens = 0;  // tokens of a step
+  double step_seconds = 0;             // median
+  double training_flops = 0;           // per token
+  double sgemm_rate = 0;
+  double profiled_seconds = 0;  // of one step, with every op timed
+  std::vector<OpProfile::Entry> ops;
+
+  double tokens_per_second() const { return static_cast<double>(tokens) / step_seconds; }
+  double rate() const { return training_flops * tokens_per_second(); }
+};
+
+Result measure(const config::Config& config, const StepOptions& options) {
+  apps::Assembly assembly = apps::assemble(config, true);
+  const std::int64_t length = config.data.sequence_length;
+  const auto tokens = std::make_shared<RandomTokens>(4 * config.train.global_batch_size, length, config.model.vocab_size);
+  Trainer trainer(Trainer::Parts{.config = &config,
+                                 .params = assembly.params.get(),
+                                 .model = assembly.model.get(),
+                                 .optimizer = assembly.optimizer.get(),
+                                 .train = tokens,
+                                 .device = assembly.device,
+                                 .recompute = recompute_policy(config.activations)});
+  Result result;
+  result.steps = options.steps;
+  result.sgemm_rate = library_sgemm_rate();
+  for (int i = 0; i < kWarmUpSteps; ++i) result.tokens = trainer.step().tokens;
+  std::vector<double> times;
+  for (int i = 0; i < options.steps; ++i) times.push_back(trainer.step().seconds);
+  result.step_seconds = median(times);
+  OpProfile profile;
+  trainer.observe(&profile);
+  for (int i = 0; i < options.steps; ++i) result.profiled_seconds += trainer.step().seconds / options.steps;
+  trainer.observe(nullptr);
+  result.ops = profile.sorted();
+  for (auto& op : result.ops) {
+    op.seconds /= options.steps;
+    op.cost.flops /= options.steps;
+    op.cost.bytes /= options.steps;
+    op.calls /= options.steps;
+  }
+  result.training_flops = static_cast<double>(make_plan(config).training_flops);
+  return result;
+}
+
+void print_text(const Result& r, std::ostream& out) {
+  out << fmt::format("one process, {} tokens per step, median of {} steps\n", r.tokens, r.steps);
+  out << fmt::format("step             {}\n", time_text(r.step_seconds));
+  out << fmt::format("rate             {:.0f} tokens/s\n", r.tokens_per_second());
+  out << fmt::format("model operations {:.2f} GFLOP/s ({:.2f} MFLOP per token in training, as `moesaic plan` counts)\n", r.rate() / 1e9, r.training_flops / 1e6);
+  out << fmt::format("library sgemm    {:.2f} GFLOP/s (1024^3, one thread)\n", r.sgemm_rate / 1e9);
+  out << fmt::format("share of sgemm   {:.1f} %\n\n", 100 * r.rate() / r.sgemm_rate);
+  out << fmt::format("{:<32}{:>7}{:>12}{:>8}{:>10}{:>10}\n", "op, per step", "calls", "time", "share", "GFLOP/s", "GB/s");
+  double sum = 0;
+  for (const auto& op : r.ops) {
+    sum += op.seconds;
+    out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%{:>10.2f}{:>10.2f}\n", op.op, op.calls, time_text(op.seconds), 100 * op.seconds / r.profiled_seconds,
+                       op.cost.flops / op.seconds / 1e9, op.cost.bytes / op.seconds / 1e9);
+  }
+  const double rest = r.profiled_seconds - sum;
+  out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%\n", "copies, zeroing, host", "", time_text(rest), 100 * rest / r.profiled_seconds);
+}
+
+void print_json(const Result& r, std::ostream& out) {
+  nlohmann::ordered_json json;
+  json["tokens_per_step"] = r.tokens;
+  json["steps"] = r.steps;
+  json["step_seconds"] = r.step_seconds;
+  json["tokens_per_second"] = r.tokens_per_second();
+  json["training_flops_per_token"] = r.training_flops;
+  json["flops_per_second"] = r.rate();
+  json["library_sgemm_flops_per_second"] = r.sgemm_rate;
+  json["share_of_sgemm"] = r.rate() / r.sgemm_rate;
+  json["profiled_step_seconds"] = r.profiled_seconds;
+  for (const auto& op : r.ops) {
+    json["ops"].push_back({{"op", op.op}, {"calls", op.calls}, {"seconds", op.seconds}, {"flops", op.cost.flops}, {"bytes", op.cost.bytes}});
+  }
+  out << json.dump(2) << "\n";
+}
+
+}  // namespace
+
+int bench_step(const config::LoadedConfig& loaded, const StepOptions& options, std::ostream& out) {
+  const std::int64_t needed = kWarmUpSteps + 2 * options.steps;
+  if (loaded.config.train.steps < needed) {
+    throw UsageError(fmt::format("train.steps is {}, but {} are needed for --steps {}", loaded.config.train.steps, needed, options.steps));
+  }
+  const Result result = measure(loaded.config, options);
+  options.json ? print_json(result, out) : print_text(result, out);
+  return 0;
+}
+
+}  // namespace moesaic::bench
