@@ -86,6 +86,30 @@ TEST_CASE("one rank's bad gradient is every rank's skipped step") {
   CHECK(differences(states[0], states[1]).empty());
 }
 
+TEST_CASE("a skipped step leaves parameters of every age alone") {
+  for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
+    Run run(hybrid_config({optimizer, "debug.inject_nan_step=3", "train.phases=[{until: 1, freeze: [lm_head.weight, \"*.q_proj.weight\"]}, {until: 20}]"}));
+    run.steps(2);
+    const Snapshot before = run.snapshot();
+    CHECK(run.step().skipped);
+    CHECK(differences(run.snapshot(), before).empty());
+  }
+}
+
+TEST_CASE("a loss that is not finite skips the step even where all gradients are finite") {
+  // In the warm-up only the indexer has gradients, and nothing after its layer reaches them.
+  Run run(hybrid_config({"train.phases=[{until: 20, sparse_stage: warmup}]"}));
+  run.step();
+  run.trainer->stream().synchronize();
+  run.params->weight(run.params->find("model.norm.weight"), 0).as<double>()[0] = std::numeric_limits<double>::infinity();
+  const Snapshot before = run.snapshot();
+  const StepStats stats = run.step();
+  CHECK(std::isfinite(stats.grad_norm));
+  CHECK(!std::isfinite(stats.loss));
+  CHECK(stats.skipped);
+  CHECK(differences(run.snapshot(), before).empty());
+}
+
 TEST_CASE("bad steps in a row are counted") {
   // Infinite weights: every loss is not finite from then on.
   Run run(hybrid_config({"run.precision=f32"}));
