@@ -116,6 +116,7 @@ MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
   o.renormalize = model.moe_renormalize;
   o.route_scale = model.routed_scaling_factor;
   o.capacity = capacity(model, tokens);
+  o.capacity_factor = model.capacity_factor.value_or(0);  // phases may have other lengths
   o.drop_policy = model.capacity_policy == config::CapacityPolicy::position ? DropPolicy::position
                                                                             : DropPolicy::prob;
   o.bias_rule = bias_rule(model.balance.bias_rule);

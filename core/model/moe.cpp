@@ -1,5 +1,7 @@
 #include "core/model/moe.h"
 
+#include <cmath>
+
 #include "core/nn/losses.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/elementwise.h"
@@ -13,6 +15,10 @@ namespace moesaic {
 namespace {
 // The router knows the best score outside its choice unless it chose everything or only looked at some groups.
 bool has_cutoff(const MoeOptions& o) { return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups); }
+std::int64_t capacity_of(const MoeOptions& o, std::int64_t tokens) {
+  if (o.capacity_factor == 0) return o.capacity;
+  return static_cast<std::int64_t>(std::ceil(o.capacity_factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts)));
+}
 }  // namespace
 
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
@@ -65,6 +71,7 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
 
 void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   a_.x = x;
+  capacity_ = capacity_of(options_, bounds.tokens);
   declare_routing(tape, bounds.tokens);
   declare_experts(tape, bounds.tokens);
   declare_output(tape, bounds, y);
@@ -101,14 +108,14 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
                             .renormalize = options_.renormalize,
                             .route_scale = options_.route_scale});
       }, StepKind::chooses);
-  if (options_.capacity > 0) {
+  if (capacity_ > 0) {
     a_.kept = tape.activation("moe.kept", {tokens, k}, DType::u8);
     tape.step("moe.capacity", {a_.topk, a_.weights}, {a_.kept}, [this](Tape& p) {
           p.run(ExpertCapacity{.kept = p.out(a_.kept),
                                .topk = p.in(a_.topk),
                                .weights = p.in(a_.weights),
                                .num_experts = options_.experts,
-                               .capacity = options_.capacity,
+                               .capacity = capacity_,
                                .policy = options_.drop_policy});
         }, StepKind::chooses);
   }

@@ -56,6 +56,7 @@ class MoeLayer : public Module {
   void backward_router(Tape& tape, ConstTensorView dweights, TensorView dx);
 
   MoeOptions options_;
+  std::int64_t capacity_ = 0;  // of the micro-batches declared last; 0 = dropless
   std::string prefix_;
   Precision precision_;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;

@@ -62,6 +62,7 @@ struct MoeOptions {
   bool renormalize = true;
   double route_scale = 1.0;
   std::int64_t capacity = 0;      ///< rows per expert and micro-batch; 0 = dropless
+  double capacity_factor = 0;     ///< not 0: rows per expert = ceil(factor T k / E) for micro-batches of T tokens, whatever `capacity` says
   DropPolicy drop_policy = DropPolicy::prob;
   BiasRule bias_rule = BiasRule::none;
   double sign_gamma = 1e-3;

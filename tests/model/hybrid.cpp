@@ -59,23 +59,6 @@ struct Batch {
   Sequence sequence;
 };
 
-/// Values that leave no part of the model without effect: the pseudo-queries of the depth mix start
-/// at zero otherwise.
-void fill_zero_parameters(ParameterStore& params) {
-  for (std::size_t i = 0; i < params.params().size(); ++i) {
-    const ParameterSpec& spec = params.params()[i];
-    if (spec.init.kind != Init::Kind::zeros) continue;
-    const ParamId id{static_cast<std::int32_t>(i)};
-    const std::uint64_t key = hash_name(spec.name);
-    for (const TensorView view : {params.weight(id, 0), params.master(id, 0)}) {
-      dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
-        for (std::int64_t k = 0; k < view.numel(); ++k)
-          view.as<T>()[k] = T(0.5 * standard_normal(key, static_cast<std::uint64_t>(k)));
-      });
-    }
-  }
-}
-
 /// f(weight, gradient, direction) for every element of every parameter, in f64.
 template <class F>
 void along_direction(const ParameterStore& params, F f) {
@@ -102,6 +85,21 @@ void reset_step_buffers(const ParameterStore& params, Backend& backend) {
 }
 
 }  // namespace
+
+void fill_zero_parameters(ParameterStore& params) {
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParameterSpec& spec = params.params()[i];
+    if (spec.init.kind != Init::Kind::zeros) continue;
+    const ParamId id{static_cast<std::int32_t>(i)};
+    const std::uint64_t key = hash_name(spec.name);
+    for (const TensorView view : {params.weight(id, 0), params.master(id, 0)}) {
+      dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
+        for (std::int64_t k = 0; k < view.numel(); ++k)
+          view.as<T>()[k] = T(0.5 * standard_normal(key, static_cast<std::uint64_t>(k)));
+      });
+    }
+  }
+}
 
 ModelOptions hybrid_options() {
   ModelOptions o;

@@ -16,6 +16,10 @@ constexpr std::int64_t kTokens = 37;
 
 ModelOptions hybrid_options();
 
+/// Values that leave no part of the model without effect: the pseudo-queries of the depth mix start
+/// at zero otherwise.
+void fill_zero_parameters(ParameterStore& params);
+
 struct StepPlan {
   ModelOptions options = hybrid_options();
   Precision precision = kF32;
