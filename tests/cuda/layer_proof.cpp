@@ -48,7 +48,7 @@ void check_choice(ConstTensorView got,
 }
 
 void check_choices(const ProofResult& cuda, const ProofResult& cpu, const std::string& step) {
-  for (const std::string i : {"0", "1"}) {
+  for (const std::string i : {"0", "1", "2"}) {
     INFO("choices of step " << step << ", micro-batch " << i);
     CHECK(same_bits(cuda.at(step + "counts" + i), cpu.at(step + "counts" + i)));
     const ConstTensorView scores = cpu.at(step + "scores" + i);

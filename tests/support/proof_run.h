@@ -1,5 +1,5 @@
 #pragma once
-// Training steps of the proof layer with two micro-batches in flight, on one stream or on two, and
+// Training steps of the proof layer two micro-batches in flight, on one stream or on two, and
 // everything that they computed, step by step.
 #include <deque>
 #include <utility>
@@ -60,7 +60,7 @@ inline void order(Stream& earlier, Stream& later) {
 
 class ProofRun {
  public:
-  static constexpr int kMicroBatches = 2;
+  static constexpr int kMicroBatches = 3;  ///< with two, a + b = b + a would hide a wrong order
 
   /// `memory`, one per lane, is what the arenas get; empty = a dry run that measures it.
   ProofRun(const ProofOptions& options, const std::vector<ProofMemory>& memory)
@@ -230,17 +230,16 @@ class ProofRun {
     copy_tensor(scalars_.view(), step_scalars_[static_cast<std::size_t>(step)].view(), first());
     for (auto& lane : lanes_)
       order(first(), lane.owner.stream());
-    for (std::size_t i = 0; i < micro_batches_.size(); ++i)
-      forward(i);
-    // Gradients add up in the order of the micro-batches, whatever the streams.
+    // F0 F1 B0 F2 B1 B2: the next forward is on its way when a backward starts.
+    forward(0);
     for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
-      if (i > 0) order(lanes_[lane_of(i - 1)].owner.stream(), lanes_[lane_of(i)].owner.stream());
+      if (i + 1 < micro_batches_.size()) forward(i + 1);
       backward(i);
+      // Gradients add up in the order of the micro-batches, whatever the streams: what a lane has
+      // kept is added before what another lane keeps of the next micro-batch.
+      if (i > 0 && lane_of(i - 1) != lane_of(i)) flush_weight_gradients(lane_of(i - 1));
     }
-    for (std::size_t l = 0; l < lanes_.size(); ++l) {
-      if (l > 0) order(lanes_[l - 1].owner.stream(), lanes_[l].owner.stream());
-      lanes_[l].weight_gradients.flush(lanes_[l].owner.backend());
-    }
+    flush_weight_gradients(lane_of(micro_batches_.size() - 1));
     for (auto& lane : lanes_)
       order(lane.owner.stream(), first());
     update();
@@ -272,12 +271,22 @@ class ProofRun {
   void backward(std::size_t i) {
     Lane& lane = lanes_[lane_of(i)];
     MicroBatch& m = micro_batches_[i];
+    add_from(lane_of(i));
     poison_free_memory(lane);
     fill_bytes(m.dx.view(), 0xff, lane.owner.stream());
     add_loss(lane, saved(m, y_), m.dy.view());
     add_loss(lane, saved(m, layer_.scores()), m.dscores_stats.view());
     RunContext context = context_of(i);
     m.tape.backward(context, [&] { layer_.backward(m.tape, m.dy.view(), m.dx.view()); });
+  }
+  void flush_weight_gradients(std::size_t l) {
+    add_from(l);
+    lanes_[l].weight_gradients.flush(lanes_[l].owner.backend());
+  }
+  // Lane l is the next one that adds to gradients and losses.
+  void add_from(std::size_t l) {
+    order(lanes_[adding_lane_].owner.stream(), lanes_[l].owner.stream());
+    adding_lane_ = l;
   }
   // The objective <dy, y> + <dscores, scores>, whose gradients are dy and dscores.
   void add_loss(Lane& lane, ConstTensorView value, ConstTensorView gradient) {
@@ -347,6 +356,7 @@ class ProofRun {
   ProofLayer layer_;
   TapeSpec spec_;
   ActId x_, y_;
+  std::size_t adding_lane_ = 0;
   OwnedTensor losses_, scalars_;
   std::vector<OwnedTensor> step_scalars_, moments_;
   std::vector<std::pair<std::string, OwnedTensor>> kept_;
