@@ -185,8 +185,9 @@ void ModelCase::replay_choices() {
 
 void ModelCase::record() {
   losses_.push_back(total());
-  for (MlaAttention* mla : model_.mla_layers()) {
-    const auto values = run_.download(owner_.params().buffer(mla->max_logit()));
+  for (const auto& layer : model_.layers()) {  // the stored trajectory leaves the MTP module out
+    if (layer->mla() == nullptr) continue;
+    const auto values = run_.download(owner_.params().buffer(layer->mla()->max_logit()));
     max_logits_.insert(max_logits_.end(), values.begin(), values.end());
   }
 }
