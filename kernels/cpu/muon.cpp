@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
-constexpr std::int64_t kTile = cpu::kGemmRowTile;
+constexpr std::int64_t kTile = 64;
 constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 constexpr std::int64_t kLargeRows =
     256;  // from here on threads share the rows of one matrix, else whole matrices
