@@ -43,13 +43,15 @@ class RandomTokens : public data::TokenSource {
 struct Result {
   std::int64_t steps = 0, tokens = 0;  // tokens of a step
   double step_seconds = 0;             // median
+  double processor_seconds = 0;        // of a step, median
   double training_flops = 0;           // per token
   double sgemm_rate = 0;
-  double profiled_seconds = 0;  // of one step, with every op timed
+  double profiled_seconds = 0;  // processor time of one step with every op timed
   std::vector<OpProfile::Entry> ops;
 
   double tokens_per_second() const { return static_cast<double>(tokens) / step_seconds; }
   double rate() const { return training_flops * tokens_per_second(); }
+  double processor_rate() const { return training_flops * static_cast<double>(tokens) / processor_seconds; }
 };
 
 Result measure(const config::Config& config, const StepOptions& options) {
@@ -67,12 +69,19 @@ Result measure(const config::Config& config, const StepOptions& options) {
   result.steps = options.steps;
   result.sgemm_rate = library_sgemm_rate();
   for (int i = 0; i < kWarmUpSteps; ++i) result.tokens = trainer.step().tokens;
-  std::vector<double> times;
-  for (int i = 0; i < options.steps; ++i) times.push_back(trainer.step().seconds);
+  std::vector<double> times, processor_times;
+  for (int i = 0; i < options.steps; ++i) {
+    const double start = processor_seconds_now();
+    times.push_back(trainer.step().seconds);
+    processor_times.push_back(processor_seconds_now() - start);
+  }
   result.step_seconds = median(times);
+  result.processor_seconds = median(processor_times);
   OpProfile profile;
   trainer.observe(&profile);
-  for (int i = 0; i < options.steps; ++i) result.profiled_seconds += trainer.step().seconds / options.steps;
+  const double start = processor_seconds_now();
+  for (int i = 0; i < options.steps; ++i) trainer.step();
+  result.profiled_seconds = (processor_seconds_now() - start) / options.steps;
   trainer.observe(nullptr);
   result.ops = profile.sorted();
   for (auto& op : result.ops) {
@@ -87,12 +96,13 @@ Result measure(const config::Config& config, const StepOptions& options) {
 
 void print_text(const Result& r, std::ostream& out) {
   out << fmt::format("one process, {} tokens per step, median of {} steps\n", r.tokens, r.steps);
-  out << fmt::format("step             {}\n", time_text(r.step_seconds));
+  out << fmt::format("step             {} (processor time {})\n", time_text(r.step_seconds), time_text(r.processor_seconds));
   out << fmt::format("rate             {:.0f} tokens/s\n", r.tokens_per_second());
-  out << fmt::format("model operations {:.2f} GFLOP/s ({:.2f} MFLOP per token in training, as `moesaic plan` counts)\n", r.rate() / 1e9, r.training_flops / 1e6);
-  out << fmt::format("library sgemm    {:.2f} GFLOP/s (1024^3, one thread)\n", r.sgemm_rate / 1e9);
-  out << fmt::format("share of sgemm   {:.1f} %\n\n", 100 * r.rate() / r.sgemm_rate);
-  out << fmt::format("{:<32}{:>7}{:>12}{:>8}{:>10}{:>10}\n", "op, per step", "calls", "time", "share", "GFLOP/s", "GB/s");
+  out << fmt::format("model operations {:.2f} MFLOP per token in training, as `moesaic plan` counts\n", r.training_flops / 1e6);
+  out << fmt::format("                 {:.2f} GFLOP/s, {:.2f} GFLOP per second of processor time\n", r.rate() / 1e9, r.processor_rate() / 1e9);
+  out << fmt::format("library sgemm    {:.2f} GFLOP per second of processor time (1024^3, one thread)\n", r.sgemm_rate / 1e9);
+  out << fmt::format("share of sgemm   {:.1f} %\n\n", 100 * r.processor_rate() / r.sgemm_rate);
+  out << fmt::format("{:<32}{:>7}{:>12}{:>8}{:>10}{:>10}\n", "op, processor time per step", "calls", "time", "share", "GFLOP/s", "GB/s");
   double sum = 0;
   for (const auto& op : r.ops) {
     sum += op.seconds;
@@ -112,8 +122,10 @@ void print_json(const Result& r, std::ostream& out) {
   json["training_flops_per_token"] = r.training_flops;
   json["flops_per_second"] = r.rate();
   json["library_sgemm_flops_per_second"] = r.sgemm_rate;
-  json["share_of_sgemm"] = r.rate() / r.sgemm_rate;
-  json["profiled_step_seconds"] = r.profiled_seconds;
+  json["step_processor_seconds"] = r.processor_seconds;
+  json["flops_per_processor_second"] = r.processor_rate();
+  json["share_of_sgemm"] = r.processor_rate() / r.sgemm_rate;
+  json["profiled_processor_seconds"] = r.profiled_seconds;
   for (const auto& op : r.ops) {
     json["ops"].push_back({{"op", op.op}, {"calls", op.calls}, {"seconds", op.seconds}, {"flops", op.cost.flops}, {"bytes", op.cost.bytes}});
   }

@@ -7,11 +7,11 @@
 namespace moesaic::bench {
 
 void OpProfile::begin(const char*) {
-  start_ = seconds_now();
+  start_ = processor_seconds_now();
 }
 
 void OpProfile::end(const char* op, const OpCost& cost) {
-  const double seconds = seconds_now() - start_;
+  const double seconds = processor_seconds_now() - start_;
   Entry& entry = entries_[op];
   ++entry.calls;
   entry.seconds += seconds;

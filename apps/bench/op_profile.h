@@ -7,7 +7,7 @@
 
 namespace moesaic::bench {
 
-/// Adds up time and work per op name. Read it only while the observed stream is idle.
+/// Adds up processor time and work per op name. Read it only while the observed stream is idle.
 class OpProfile : public OpObserver {
  public:
   struct Entry {

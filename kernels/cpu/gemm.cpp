@@ -2,7 +2,7 @@
 
 #include <cblas.h>
 
-#include "kernels/cpu/gemm_tiles.h"
+#include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/scratch_slots.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/ops/gemm.h"
@@ -32,108 +32,81 @@ template void gemm_tile<double>(bool, bool, std::int64_t, std::int64_t, std::int
 
 namespace {
 
-using cpu::kGemmDepthBlock;
-using cpu::kGemmRowTile;
+using cpu::kGemmRowBlock;
 
-// Columns of c per unit of work: parallel work for products of few rows, and the share of b that is converted at a time.
-constexpr std::int64_t kColumnBlock = 1024;
+// Columns of c per unit of work, and at most so many units share a packed part of b.
+constexpr std::int64_t kUnitColumns = 512;
+constexpr std::int64_t kPartColumns = 1024;
+constexpr std::int64_t kPartDepth = 4 * cpu::kGemmDepthBlock;
+constexpr std::int64_t kPartElements = kPartColumns * kPartDepth;
 
-// How b is walked. Operands that need conversion are converted one block at a time; with a transposed a (b has a row per
-// token) also in blocks of the depth, unless c would be rounded in between.
-struct Walk {
-  std::int64_t columns = 0;  // of c, per block
-  std::int64_t depth = 0;    // of b, per converted block
-  bool convert_b = false;
+// The part of b that is packed at a time. A result that is narrower than the sum must not be rounded in between: then a
+// part has all of k.
+struct Part {
+  std::int64_t columns = 0, depth = 0;
 };
 
 template <class T, class C>
-Walk walk_of(const Gemm& op) {
-  const bool convert = !std::is_same_v<T, acc_t<T>>;
-  const bool by_depth = convert && op.transpose_a && std::is_same_v<C, acc_t<T>>;
-  return {std::min(op.n(), kColumnBlock), by_depth ? std::min(op.k(), kGemmDepthBlock) : op.k(), convert};
+Part part_of(const Gemm& op) {
+  if (std::is_same_v<C, acc_t<T>>) return {std::min(op.n(), kPartColumns), std::min(op.k(), kPartDepth)};
+  const std::int64_t fits = std::max<std::int64_t>(64, kPartElements / std::max<std::int64_t>(1, op.k()) / 64 * 64);
+  return {std::min({op.n(), kPartColumns, fits}), op.k()};
 }
 
-template <class T, class C>
-void clear(const Gemm& op) {
-  if (!op.accumulate) std::fill_n(op.c.as<C>(), op.c.numel(), C(0.0F));
-}
-
-template <class T, class C>
-cpu::TileProduct<T, C> block_product(const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p,
-                                     std::int64_t depth) {
-  using A = acc_t<T>;
-  cpu::TileProduct<T, C> tile;
-  tile.lda = op.a.dim(1);
-  tile.a = op.a.as<T>() + (op.transpose_a ? p * tile.lda : p);
-  tile.transpose_a = op.transpose_a;
-  tile.transpose_b = op.transpose_b;
-  tile.ldc = op.n();
-  tile.c = op.c.as<C>() + column;
-  tile.m = op.m();
-  tile.n = columns;
-  tile.k = depth;
-  tile.alpha = static_cast<A>(op.alpha);
-  tile.accumulate = op.accumulate || p > 0;
-  return tile;
-}
-
-// The block of b for these columns and depths, in the accumulation type.
 template <class T>
-void convert_b(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p,
-               std::int64_t depth, acc_t<T>* to) {
+void pack_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p, std::int64_t depth, acc_t<T>* packed) {
+  using A = acc_t<T>;
   const std::int64_t ld = op.b.dim(1);
-  const T* from = op.b.as<T>() + (op.transpose_b ? column * ld + p : p * ld + column);
-  const std::int64_t rows = op.transpose_b ? columns : depth, cols = op.transpose_b ? depth : columns;
-  pool.parallel_for(rows, 32, [&](std::int64_t begin, std::int64_t end) {
-    cpu::convert_block(from + begin * ld, ld, to + begin * cols, cols, end - begin, cols);
+  const T* b = op.b.as<T>() + (op.transpose_b ? column * ld + p : p * ld + column);
+  constexpr std::int64_t kGrain = 4 * cpu::kPackColumns<A>;
+  pool.parallel_for(columns, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    cpu::pack_columns<A, T>(b, ld, op.transpose_b, depth, begin, end, packed);
   });
 }
 
 template <class T, class C>
-void gemm(ThreadPool& pool, const Gemm& op, const TensorView& slot_rows, const TensorView& b_block) {
+void multiply_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p, std::int64_t depth,
+                   cpu::ScratchSlots& slots, const acc_t<T>* packed) {
   using A = acc_t<T>;
-  if (op.k() == 0 || op.alpha == 0.0) return clear<T, C>(op);
-  const Walk walk = walk_of<T, C>(op);
-  cpu::ScratchSlots slots(slot_rows);
-  const std::int64_t row_tiles = (op.m() + kGemmRowTile - 1) / kGemmRowTile;
-  const auto run_block = [&](std::int64_t row_tile, std::int64_t column, std::int64_t p, const A* b, std::int64_t ldb) {
-    const std::int64_t columns = std::min(walk.columns, op.n() - column), depth = std::min(walk.depth, op.k() - p);
-    auto tile = block_product<T, C>(op, column, columns, p, depth);
-    tile.b = b;
-    tile.ldb = ldb;
+  const std::int64_t row_blocks = (op.m() + kGemmRowBlock - 1) / kGemmRowBlock, units = (columns + kUnitColumns - 1) / kUnitColumns;
+  cpu::PackedProduct<T, C> product;
+  product.lda = op.a.dim(1);
+  product.a = op.a.as<T>() + (op.transpose_a ? p * product.lda : p);
+  product.transpose_a = op.transpose_a;
+  product.b_rows = product.k = depth;
+  product.ldc = op.n();
+  product.alpha = static_cast<A>(op.alpha);
+  product.accumulate = op.accumulate || p > 0;
+  pool.parallel_for(row_blocks * units, 1, [&](std::int64_t begin, std::int64_t end) {
     const cpu::ScratchSlots::Lease<A> scratch(slots);
-    tile.row_tile(row_tile * kGemmRowTile, scratch.data());
-  };
-  if constexpr (std::is_same_v<T, A>) {
-    const std::int64_t blocks = (op.n() + walk.columns - 1) / std::max<std::int64_t>(1, walk.columns);
-    const A* b = op.b.as<A>();
-    const std::int64_t ldb = op.b.dim(1);
-    pool.parallel_for(row_tiles * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t unit = begin; unit < end; ++unit) {
-        const std::int64_t column = (unit / row_tiles) * walk.columns;
-        run_block(unit % row_tiles, column, 0, op.transpose_b ? b + column * ldb : b + column, ldb);
-      }
-    });
-  } else {
-    for (std::int64_t column = 0; column < op.n(); column += walk.columns) {
-      const std::int64_t columns = std::min(walk.columns, op.n() - column);
-      for (std::int64_t p = 0; p < op.k(); p += walk.depth) {
-        const std::int64_t depth = std::min(walk.depth, op.k() - p);
-        convert_b<T>(pool, op, column, columns, p, depth, b_block.as<A>());
-        pool.parallel_for(row_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t t = begin; t < end; ++t) {
-            run_block(t, column, p, b_block.as<A>(), op.transpose_b ? depth : columns);
-          }
-        });
-      }
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit / row_blocks * kUnitColumns, row = unit % row_blocks * kGemmRowBlock;
+      auto mine = product;
+      mine.b = packed + first * depth;
+      mine.c = op.c.as<C>() + column + first;
+      mine.n = std::min(kUnitColumns, columns - first);
+      mine.rows(row, std::min(op.m(), row + kGemmRowBlock), scratch.data());
     }
-  }
+  });
 }
 
-// c of the operands' type or the accumulation type.
-template <class T, class F>
-void dispatch_result(DType dtype, F&& f) {
-  dispatch_weight<T>(dtype, std::forward<F>(f));
+template <class T, class C>
+void gemm(ThreadPool& pool, const Gemm& op, const TensorView& slot_rows, const TensorView& packed) {
+  using A = acc_t<T>;
+  if (op.k() == 0 || op.alpha == 0.0) {
+    if (!op.accumulate) std::fill_n(op.c.as<C>(), op.c.numel(), C(0.0F));
+    return;
+  }
+  const Part part = part_of<T, C>(op);
+  cpu::ScratchSlots slots(slot_rows);
+  for (std::int64_t column = 0; column < op.n(); column += part.columns) {
+    const std::int64_t columns = std::min(part.columns, op.n() - column);
+    for (std::int64_t p = 0; p < op.k(); p += part.depth) {
+      const std::int64_t depth = std::min(part.depth, op.k() - p);
+      pack_part<T>(pool, op, column, columns, p, depth, packed.as<A>());
+      multiply_part<T, C>(pool, op, column, columns, p, depth, slots, packed.as<A>());
+    }
+  }
 }
 
 }  // namespace
@@ -141,17 +114,15 @@ void dispatch_result(DType dtype, F&& f) {
 void launch(CpuContext& context, const Gemm& op) {
   if (op.m() == 0 || op.n() == 0) return;
   dispatch_float(op.a.dtype(), [&]<class T>(TypeTag<T>) {
-    dispatch_result<T>(op.c.dtype(), [&]<class C>(TypeTag<C>) {
+    dispatch_weight<T>(op.c.dtype(), [&]<class C>(TypeTag<C>) {
       using A = acc_t<T>;
-      const Walk walk = walk_of<T, C>(op);
+      const Part part = part_of<T, C>(op);
       const Arena::Mark mark(context.scratch);
-      const bool tiles_in_place = !walk.convert_b && op.m() % kGemmRowTile == 0;
-      const std::int64_t per_slot =
-          tiles_in_place ? 1 : cpu::TileProduct<T, C>::scratch_size(walk.columns, walk.depth, op.transpose_a);
+      const std::int64_t per_slot = cpu::PackedProduct<T, C>::scratch_size(std::min(part.columns, kUnitColumns), part.depth, op.transpose_a);
       const TensorView slots = context.scratch.take({context.pool.num_threads(), per_slot}, dtype_of<A>, "gemm.tiles");
-      const TensorView b_block =
-          walk.convert_b ? context.scratch.take({walk.columns * walk.depth}, dtype_of<A>, "gemm.b") : TensorView{};
-      context.stream.enqueue([op, slots, b_block, &pool = context.pool] { gemm<T, C>(pool, op, slots, b_block); });
+      const TensorView packed =
+          context.scratch.take({std::max<std::int64_t>(1, cpu::packed_size<A>(part.depth, part.columns))}, dtype_of<A>, "gemm.b");
+      context.stream.enqueue([op, slots, packed, &pool = context.pool] { gemm<T, C>(pool, op, slots, packed); });
     });
   });
 }

@@ -3,11 +3,7 @@
 
 namespace moesaic::cpu {
 
-/// Rows of c per call of the library, and values of k per partial sum of a transposed-a product; part of the bits.
-constexpr std::int64_t kGemmRowTile = 64;
-constexpr std::int64_t kGemmDepthBlock = 512;
-
-/// c = beta c + alpha op(a) op(b) on the calling thread; row-major with leading dimensions. c [m, n]; a [m, k], or [k, m]
+/// c = beta c + alpha op(a) op(b) by the BLAS library on the calling thread; row-major with leading dimensions. c [m, n]; a [m, k], or [k, m]
 /// when transpose_a; b [k, n], or [n, k] when transpose_b. c is not read when beta is 0. T = float | double. For use
 /// inside the loops of other CPU kernels: the bits depend on m, n, k and the transpositions, so a caller whose row
 /// count varies must pad to a fixed m.

@@ -1,6 +1,6 @@
 #include "kernels/ops/grouped_gemm.h"
 
-#include "kernels/cpu/gemm_tiles.h"
+#include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/scratch_slots.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -8,11 +8,11 @@ namespace moesaic {
 namespace {
 
 using cpu::kGemmDepthBlock;
-using cpu::kGemmRowTile;
+using cpu::kGemmRowBlock;
 
-// Columns of y (rows of dw) per unit of work: enough units for the threads, and the share of an operand that is
-// converted for all row tiles of an expert.
-constexpr std::int64_t kPanel = 256;
+// Columns of y (rows of dw) per unit of work: enough units for the threads, and the share of an operand that is packed for
+// all rows of an expert.
+constexpr std::int64_t kPanel = 384;
 
 struct Expert {
   std::int64_t begin = 0, rows = 0, slot = 0;
@@ -43,35 +43,27 @@ struct RowProduct {
   bool transpose_b, accumulate;
   ConstTensorView offsets, slot_of_expert;
 
-  static constexpr bool kConvert = !std::is_same_v<T, A>;
   static std::int64_t slot_size(std::int64_t columns, std::int64_t depth) {
     const std::int64_t panel = std::min(columns, kPanel);
-    return cpu::TileProduct<T, C>::scratch_size(panel, depth, false) + (kConvert ? panel * depth : 0);
+    return cpu::PackedProduct<T, C>::scratch_size(panel, depth, false) + cpu::packed_size<A>(depth, panel);
   }
 
   void panel(const Expert& expert, std::int64_t column, A* scratch) const {
-    cpu::TileProduct<T, C> tile;
-    tile.n = std::min(kPanel, columns - column);
-    tile.a = a + expert.begin * depth;
-    tile.lda = depth;
-    tile.c = c + expert.begin * columns + column;
-    tile.ldc = columns;
-    tile.m = expert.rows;
-    tile.k = depth;
-    tile.transpose_b = transpose_b;
-    tile.accumulate = accumulate;
+    cpu::PackedProduct<T, C> product;
+    product.n = std::min(kPanel, columns - column);
+    product.a = a + expert.begin * depth;
+    product.lda = depth;
+    product.c = c + expert.begin * columns + column;
+    product.ldc = columns;
+    product.k = product.b_rows = depth;
+    product.accumulate = accumulate;
+    A* packed = scratch + cpu::PackedProduct<T, C>::scratch_size(std::min(columns, kPanel), depth, false);
     const T* b = w + expert.slot * w_rows * w_cols + (transpose_b ? column * w_cols : column);
-    if constexpr (kConvert) {
-      A* converted = scratch + cpu::TileProduct<T, C>::scratch_size(std::min(columns, kPanel), depth, false);
-      const std::int64_t rows = transpose_b ? tile.n : depth, cols = transpose_b ? depth : tile.n;
-      cpu::convert_block(b, w_cols, converted, cols, rows, cols);
-      tile.b = converted;
-      tile.ldb = cols;
-    } else {
-      tile.b = b;
-      tile.ldb = w_cols;
+    cpu::pack_columns<A, T>(b, w_cols, transpose_b, depth, 0, product.n, packed);
+    product.b = packed;
+    for (std::int64_t row = 0; row < expert.rows; row += kGemmRowBlock) {
+      product.rows(row, std::min(expert.rows, row + kGemmRowBlock), scratch);
     }
-    for (std::int64_t row = 0; row < expert.rows; row += kGemmRowTile) tile.row_tile(row, scratch);
   }
 
   void run(ThreadPool& pool, const TensorView& slot_rows) const {
@@ -97,34 +89,32 @@ void enqueue(CpuContext& context, const RowProduct<T, C>& product) {
   context.stream.enqueue([product, slots, &pool = context.pool] { product.run(pool, slots); });
 }
 
+// Rows of tokens whose x is packed at a time. A dw that is narrower than the sum must not be rounded between blocks of
+// rows: then all rows are one block.
+template <class T, class C>
+std::int64_t weight_depth(std::int64_t rows) {
+  return std::is_same_v<C, acc_t<T>> ? std::min(rows, 2 * kGemmDepthBlock) : rows;
+}
+
 template <class T, class C>
 void weight_panel(const GroupedLinearBackwardWeight& op, const Expert& expert, std::int64_t row, acc_t<T>* scratch) {
   using A = acc_t<T>;
-  constexpr bool kConvert = !std::is_same_v<T, A>;
-  const std::int64_t n = op.dy.dim(1), k = op.x.dim(1);
-  // A dw that is narrower than the sum must not be rounded between blocks of rows: then all rows are one block.
-  const std::int64_t step = std::is_same_v<C, A> || !kConvert ? kGemmDepthBlock : expert.rows;
+  const std::int64_t n = op.dy.dim(1), k = op.x.dim(1), rows = std::min(kPanel, n - row);
+  const std::int64_t step = weight_depth<T, C>(expert.rows);
+  A* packed = scratch + cpu::PackedProduct<T, C>::scratch_size(k, step, true);
   for (std::int64_t p = 0; p < expert.rows; p += step) {
-    cpu::TileProduct<T, C> tile;
-    tile.a = op.dy.as<T>() + (expert.begin + p) * n + row;
-    tile.lda = n;
-    tile.transpose_a = true;
-    tile.c = op.dw.as<C>() + (expert.slot * n + row) * k;
-    tile.ldc = k;
-    tile.m = std::min(kPanel, n - row);
-    tile.n = k;
-    tile.k = std::min(step, expert.rows - p);
-    tile.accumulate = true;
-    const T* b = op.x.as<T>() + (expert.begin + p) * k;
-    tile.ldb = k;
-    if constexpr (kConvert) {
-      A* converted = scratch + cpu::TileProduct<T, C>::scratch_size(k, kGemmDepthBlock, true);
-      cpu::convert_block(b, k, converted, k, tile.k, k);
-      tile.b = converted;
-    } else {
-      tile.b = b;
-    }
-    for (std::int64_t r = 0; r < tile.m; r += kGemmRowTile) tile.row_tile(r, scratch);
+    cpu::PackedProduct<T, C> product;
+    product.a = op.dy.as<T>() + (expert.begin + p) * n + row;
+    product.lda = n;
+    product.transpose_a = true;
+    product.c = op.dw.as<C>() + (expert.slot * n + row) * k;
+    product.ldc = k;
+    product.n = k;
+    product.k = product.b_rows = std::min(step, expert.rows - p);
+    product.accumulate = true;
+    cpu::pack_columns<A, T>(op.x.as<T>() + (expert.begin + p) * k, k, false, product.k, 0, k, packed);
+    product.b = packed;
+    for (std::int64_t r = 0; r < rows; r += kGemmRowBlock) product.rows(r, std::min(rows, r + kGemmRowBlock), scratch);
   }
 }
 
@@ -171,8 +161,8 @@ void launch(CpuContext& context, const GroupedLinearBackwardWeight& op) {
     dispatch_weight<T>(op.dw.dtype(), [&]<class C>(TypeTag<C>) {
       using A = acc_t<T>;
       const std::int64_t k = op.x.dim(1);
-      std::int64_t size = cpu::TileProduct<T, C>::scratch_size(k, kGemmDepthBlock, true);
-      if (!std::is_same_v<T, A>) size += k * (std::is_same_v<C, A> ? kGemmDepthBlock : op.x.dim(0));
+      const std::int64_t depth = weight_depth<T, C>(op.x.dim(0));
+      const std::int64_t size = cpu::PackedProduct<T, C>::scratch_size(k, depth, true) + cpu::packed_size<A>(depth, k);
       const Arena::Mark mark(context.scratch);
       const TensorView slots =
           context.scratch.take({context.pool.num_threads(), size}, dtype_of<A>, "grouped_gemm.weight_tiles");

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/stats.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
-constexpr std::int64_t kTile = cpu::kGemmRowTile;
+constexpr std::int64_t kTile = 48;      // rows per unit of work; part of the bits of the norm
 constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 constexpr std::int64_t kLargeRows =
     256;  // from here on threads share the rows of one matrix, else whole matrices
@@ -62,14 +62,17 @@ std::vector<Block> list_blocks(std::int64_t batch,
 struct Workspace {
   TensorView x, other;  // [group, m n]
   TensorView y, z;      // [group, m m]
+  TensorView packed;    // [group, right operand of a product]
   TensorView sums;      // [group, tiles] f64
 };
 
 Workspace take_workspace(Arena& arena, const std::vector<Block>& blocks, DType dtype) {
-  std::int64_t wide = 1, square = 1, tiles = 1;
+  std::int64_t wide = 1, square = 1, packed = 1, tiles = 1;
   for (const Block& b : blocks) {
     wide = std::max(wide, b.m() * b.n());
     square = std::max(square, b.m() * b.m());
+    packed = std::max(packed, cpu::packed_size<float>(b.n(), b.m()));  // columns of x^T
+    packed = std::max(packed, cpu::packed_size<float>(b.m(), b.n()));  // columns of x
     tiles = std::max(tiles, (b.m() + kTile - 1) / kTile);
   }
   const std::int64_t group =
@@ -78,6 +81,7 @@ Workspace take_workspace(Arena& arena, const std::vector<Block>& blocks, DType d
           arena.take({group, wide}, dtype, "muon.x_next"),
           arena.take({group, square}, dtype, "muon.gram"),
           arena.take({group, square}, dtype, "muon.polynomial"),
+          arena.take({group, packed}, dtype, "muon.packed"),
           arena.take({group, tiles}, DType::f64, "muon.sums")};
 }
 
@@ -89,13 +93,17 @@ struct Iteration {
   A* other;
   A* y;
   A* z;
+  A* packed;
   double* sums;
 
   void normalise() const {
     loop(m, [&](std::int64_t begin, std::int64_t end) {
+      const A* v = x;
+      const std::int64_t from = begin * n, to = end * n;
       double sum = 0;
-      for (std::int64_t i = begin * n; i < end * n; ++i)
-        sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t i = from; i < to; ++i)
+        sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
       sums[begin / kTile] = sum;
     });
     double total = 0;
@@ -119,50 +127,59 @@ struct Iteration {
     });
   }
 
-  void gram() const {  // y = x x^T
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-      cpu::gemm_tile<A>(
-          false, true, end - begin, end, n, A(1), x + begin * n, n, x, n, A(0), y + begin * m, m);
+  void pack(const A* right, bool transposed, std::int64_t depth, std::int64_t columns) const {
+    loop(columns, [&](std::int64_t begin, std::int64_t end) {
+      cpu::pack_columns<A, A>(right, transposed ? depth : columns, transposed, depth, begin, end, packed);
     });
-    mirror(y);
+  }
+  /// The product of `left` [m, depth] with what was packed; `columns` of the result's `ld`.
+  cpu::PackedProduct<A, A> product(const A* left, std::int64_t depth, A alpha, A* c, std::int64_t ld) const {
+    cpu::PackedProduct<A, A> p;
+    p.a = left;
+    p.lda = p.k = p.b_rows = depth;
+    p.b = packed;
+    p.c = c;
+    p.ldc = p.n = ld;
+    p.alpha = alpha;
+    return p;
+  }
+  /// Rows of a symmetric result up to the diagonal tile, then the rest by symmetry.
+  void symmetric(cpu::PackedProduct<A, A> p, A* result) const {
+    loop(m, [&](std::int64_t begin, std::int64_t end) {
+      auto mine = p;
+      mine.n = end;
+      mine.rows(begin, end, nullptr);
+    });
+    mirror(result);
+  }
+
+  void gram() const {  // y = x x^T
+    pack(x, true, n, m);
+    symmetric(product(x, n, A(1), y, m), y);
   }
 
   void polynomial() const {  // z = b y + c y^2
+    pack(y, false, m, m);
     loop(m, [&](std::int64_t begin, std::int64_t end) {
-      std::copy(y + begin * m, y + end * m, z + begin * m);
-      cpu::gemm_tile<A>(false,
-                        false,
-                        end - begin,
-                        end,
-                        m,
-                        A(kC),
-                        y + begin * m,
-                        m,
-                        y,
-                        m,
-                        A(kB),
-                        z + begin * m,
-                        m);
+#pragma omp simd
+      for (std::int64_t i = begin * m; i < end * m; ++i)
+        z[i] = A(kB) * y[i];
     });
-    mirror(z);
+    auto p = product(y, m, A(kC), z, m);
+    p.accumulate = true;
+    symmetric(p, z);
   }
 
   void advance() {  // x = a x + z x
+    pack(x, false, m, n);
+    const auto p = product(z, m, A(1), other, n);
     loop(m, [&](std::int64_t begin, std::int64_t end) {
-      std::copy(x + begin * n, x + end * n, other + begin * n);
-      cpu::gemm_tile<A>(false,
-                        false,
-                        end - begin,
-                        n,
-                        m,
-                        A(1),
-                        z + begin * m,
-                        m,
-                        x,
-                        n,
-                        A(kA),
-                        other + begin * n,
-                        n);
+#pragma omp simd
+      for (std::int64_t i = begin * n; i < end * n; ++i)
+        other[i] = A(kA) * x[i];
+      auto mine = p;
+      mine.accumulate = true;
+      mine.rows(begin, end, nullptr);
     });
     std::swap(x, other);
   }
@@ -209,6 +226,7 @@ A* iterate(
                   part(ws.other),
                   part(ws.y),
                   part(ws.z),
+                  part(ws.packed),
                   ws.sums.as<double>() + slot * ws.sums.dim(1)};
   return it.run(iterations);
 }
@@ -217,12 +235,16 @@ A* iterate(
 /// block.
 template <class F>
 void for_rows(const Block& b, std::int64_t begin, std::int64_t end, F&& f) {
-  const std::int64_t step = b.flip() ? b.rows : 1;
   for (std::int64_t r = begin; r < end; ++r) {
     const std::int64_t at = b.first + r * b.cols;
-    const std::int64_t wide = b.flip() ? r : r * b.cols;
+    if (b.flip()) {
+      for (std::int64_t c = 0; c < b.cols; ++c)
+        f(at + c, r + c * b.rows);
+      continue;
+    }
+#pragma omp simd
     for (std::int64_t c = 0; c < b.cols; ++c)
-      f(at + c, wide + c * step);
+      f(at + c, r * b.cols + c);
   }
 }
 
@@ -261,8 +283,12 @@ struct Update {
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
         w[i] = keep * w[i] - step * direction[wide];
-        if (compute != nullptr) compute[i] = C(w[i]);
       });
+      if (compute == nullptr) return;
+      const std::int64_t from = b.first + begin * b.cols, to = b.first + end * b.cols;
+#pragma omp simd
+      for (std::int64_t i = from; i < to; ++i)
+        compute[i] = C(w[i]);
     });
   }
 };

@@ -11,8 +11,8 @@ namespace moesaic {
 ///   offsets         [experts + 1]     i32, read inside the stream; offsets[0] = 0, ascending, at most rows_bound
 ///   slot_of_expert  [experts]         i32, read inside the stream
 ///
-/// Rows from offsets[experts] on are neither read nor written. An expert's rows are computed in fixed tiles that start at
-/// its first row (the last one padded), so a row's bits depend neither on how many rows its expert has nor on threads.
+/// Rows from offsets[experts] on are neither read nor written. An element is summed as in Gemm, so a row's bits
+/// depend neither on how many rows its expert has nor on threads.
 struct GroupedLinearForward {
   static constexpr const char* kName = "grouped_linear_forward";
   TensorView y{};
