@@ -9,24 +9,6 @@
 namespace moesaic {
 namespace {
 
-// log(x) for x in (0, 1], relative error below 1e-14, from IEEE basic operations only: x = m 2^e with m in
-// [sqrt(1/2), sqrt(2)), log m = 2 artanh((m-1)/(m+1)) by its series.
-double portable_log(double x) noexcept {
-  auto bits = std::bit_cast<std::uint64_t>(x);
-  int e = static_cast<int>((bits >> 52) & 0x7ff) - 1023;
-  bits = (bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL;
-  auto m = std::bit_cast<double>(bits);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++e;
-  }
-  const double s = (m - 1.0) / (m + 1.0);
-  const double z = s * s;
-  double sum = 0.0;
-  for (int k = 23; k >= 1; k -= 2) sum = sum * z + 1.0 / k;
-  return 2.0 * s * sum + e * 0.6931471805599453;
-}
-
 template <std::size_t N>
 double poly(const double (&c)[N], double r) noexcept {
   double v = c[N - 1];
@@ -97,6 +79,32 @@ std::uint64_t mix64(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);
+}
+
+// x = m 2^e with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh((m-1)/(m+1)) by its series.
+double portable_log(double x) noexcept {
+  auto bits = std::bit_cast<std::uint64_t>(x);
+  int e = static_cast<int>((bits >> 52) & 0x7ff) - 1023;
+  bits = (bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL;
+  auto m = std::bit_cast<double>(bits);
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++e;
+  }
+  const double s = (m - 1.0) / (m + 1.0);
+  const double z = s * s;
+  double sum = 0.0;
+  for (int k = 23; k >= 1; k -= 2) sum = sum * z + 1.0 / k;
+  return 2.0 * s * sum + e * 0.6931471805599453;
+}
+
+// x = n log 2 + r, |r| <= log(2)/2; e^r by its Taylor series, 2^n through the exponent bits.
+double portable_exp(double x) noexcept {
+  const double n = static_cast<double>(static_cast<std::int64_t>(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5)));
+  const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  double sum = 1.0;
+  for (int k = 18; k >= 1; --k) sum = 1.0 + sum * r / k;
+  return sum * std::bit_cast<double>(static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023) << 52);
 }
 
 double uniform(std::uint64_t key, std::uint64_t index) noexcept {

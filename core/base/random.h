@@ -23,4 +23,9 @@ double uniform(std::uint64_t key, std::uint64_t index) noexcept;
 /// library.
 double standard_normal(std::uint64_t key, std::uint64_t index) noexcept;
 
+/// log x for normal x > 0 and e^x for |x| <= 700, relative error below 1e-13, from + - * / alone: for initial values, whose
+/// bits must not depend on the C library.
+double portable_log(double x) noexcept;
+double portable_exp(double x) noexcept;
+
 }  // namespace moesaic

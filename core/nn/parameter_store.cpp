@@ -1,5 +1,6 @@
 #include "core/nn/parameter_store.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -22,11 +23,11 @@ double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
         if (std::abs(x) <= 3.0) return init.a * x;
       }
     case Init::Kind::uniform: return init.a + (init.b - init.a) * uniform(key, index);
-    case Init::Kind::log_uniform: return std::log(init.a + (init.b - init.a) * uniform(key, index));
+    case Init::Kind::log_uniform: return portable_log(init.a + (init.b - init.a) * uniform(key, index));
     case Init::Kind::inverse_softplus: {
-      const double u = std::log(init.a) + (std::log(init.b) - std::log(init.a)) * uniform(key, index);
-      const double dt = std::max(1e-4, std::exp(u));
-      return dt + std::log(-std::expm1(-dt));
+      const double u = portable_log(init.a) + (portable_log(init.b) - portable_log(init.a)) * uniform(key, index);
+      const double dt = std::max(1e-4, portable_exp(u));
+      return dt + portable_log(1.0 - portable_exp(-dt));
     }
   }
   return 0.0;
