@@ -49,6 +49,20 @@ void mix_row(const std::vector<ConstTensorView>& sources, std::int64_t offset, c
   }
 }
 
+// <RMSNorm(v), query> of one source.
+template <class T>
+acc_t<T> score_of(const T* v, const acc_t<T>* om, std::int64_t d, acc_t<T> eps) {
+  using A = acc_t<T>;
+  A squares = 0, dot = 0;
+#pragma omp simd reduction(+ : squares, dot)
+  for (std::int64_t c = 0; c < d; ++c) {
+    const A x = static_cast<A>(v[c]);
+    squares += x * x;
+    dot += x * om[c];
+  }
+  return dot / std::sqrt(squares / static_cast<A>(d) + eps);
+}
+
 template <class T, class W>
 void forward(ThreadPool& pool, const AttnResForward& op, const TensorView& folded) {
   using A = acc_t<T>;
@@ -59,14 +73,7 @@ void forward(ThreadPool& pool, const AttnResForward& op, const TensorView& folde
     for (std::int64_t t = begin; t < end; ++t) {
       A* p = op.p.as<A>() + t * n;
       for (std::int64_t i = 0; i < n; ++i) {
-        const T* v = op.sources[static_cast<std::size_t>(i)].as<T>() + t * d;
-        A squares = 0, dot = 0;
-#pragma omp simd reduction(+ : squares, dot)
-        for (std::int64_t c = 0; c < d; ++c) {
-          squares += static_cast<A>(v[c]) * static_cast<A>(v[c]);
-          dot += static_cast<A>(v[c]) * om[c];
-        }
-        p[i] = dot / std::sqrt(squares / static_cast<A>(d) + static_cast<A>(op.eps));
+        p[i] = score_of<T>(op.sources[static_cast<std::size_t>(i)].as<T>() + t * d, om, d, static_cast<A>(op.eps));
       }
       softmax(p, n);
       mix_row<T>(op.sources, t * d, p, d, op.h.as<T>() + t * d);

@@ -98,7 +98,9 @@ void gate_row_backward(T* dz,
     for (std::int64_t c = 0; c < n; ++c) {
       const A zb = static_cast<A>(z[c]) + bias[c];
       const A x = scale * zb;
-      const A d = factor * cpu::sigmoid(x) * cpu::sigmoid(-x) * dg[c];
+      A s, complement;
+      cpu::sigmoid_pair(x, s, complement);
+      const A d = factor * s * complement * dg[c];
       dz[c] = T(d);
       dbias[c] += d;
       da[c] += zb * d;

@@ -92,6 +92,47 @@ void pack_left(const T* a, std::int64_t lda, std::int64_t rows, std::int64_t dep
   }
 }
 
+// to [8, 8] (rows kPackColumns apart) = from [8, 8]^T (rows `ld` apart), in registers.
+void transpose_square(const float* from, std::int64_t ld, float* to) noexcept {
+  using V = VectorOf<float>::type;
+  V r[8], t[8];
+  for (int i = 0; i < 8; ++i) r[i] = load_vector(from + i * ld);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      r[i + 2 * j] = __builtin_shufflevector(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      r[i + 2 * j + 1] = __builtin_shufflevector(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    store_vector(to + i * kPackColumns<float>, __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    store_vector(to + (i + 4) * kPackColumns<float>, __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+}
+
+// A panel's columns [0, count) from the rows of a transposed operand.
+template <class A, class T>
+void pack_transposed(const T* from, std::int64_t ld, std::int64_t count, std::int64_t k, A* panel) {
+  std::int64_t whole = 0;  // columns of depth done by squares
+  if constexpr (std::is_same_v<T, float>) {
+    whole = count == kPackColumns<A> ? k / 8 * 8 : 0;
+    for (std::int64_t p = 0; p < whole; p += 8) {
+      transpose_square(from + p, ld, panel + p * kPackColumns<A>);
+      transpose_square(from + 8 * ld + p, ld, panel + p * kPackColumns<A> + 8);
+    }
+  }
+  constexpr std::int64_t kSquare = 16;  // keeps both sides in the first-level cache
+  for (std::int64_t p0 = whole; p0 < k; p0 += kSquare) {
+    const std::int64_t p1 = std::min(k, p0 + kSquare);
+    for (std::int64_t c = 0; c < count; ++c) {
+      for (std::int64_t p = p0; p < p1; ++p) panel[p * kPackColumns<A> + c] = A(from[c * ld + p]);
+    }
+  }
+}
+
 }  // namespace
 
 template <class A, class T>
@@ -114,14 +155,7 @@ void pack_columns(const T* b, std::int64_t ldb, bool transposed, std::int64_t k,
       }
       continue;
     }
-    constexpr std::int64_t kSquare = 16;  // keeps both sides in the first-level cache
-    for (std::int64_t p0 = 0; p0 < k; p0 += kSquare) {
-      const std::int64_t p1 = std::min(k, p0 + kSquare);
-      for (std::int64_t c = 0; c < count; ++c) {
-        const T* from = b + (j + c) * ldb;
-        for (std::int64_t p = p0; p < p1; ++p) panel[p * kColumns + c] = A(from[p]);
-      }
-    }
+    pack_transposed<A, T>(b + j * ldb, ldb, count, k, panel);
   }
 }
 

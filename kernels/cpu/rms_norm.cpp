@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/cpu/norms.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moesaic {
@@ -10,53 +11,68 @@ namespace {
 constexpr std::int64_t kRowBlock = 64;  // rows per partial sum of dweight; part of the bits
 
 template <class T, class W>
+void normalise_row(const T* x, const W* w, std::int64_t hidden, acc_t<T> rho, T* y) {
+  using A = acc_t<T>;
+#pragma omp simd
+  for (std::int64_t c = 0; c < hidden; ++c) {
+    const T normalised(static_cast<A>(x[c]) * rho);
+    y[c] = T(static_cast<A>(normalised) * static_cast<A>(w[c]));
+  }
+}
+
+template <class T, class W>
 void forward(ThreadPool& pool, const RmsNormForward& op) {
   using A = acc_t<T>;
   const std::int64_t hidden = op.x.dim(1);
-  const auto* x = op.x.as<T>();
-  const auto* w = op.weight.as<W>();
-  auto* y = op.y.as<T>();
-  auto* inv_rms = op.inv_rms.as<A>();
   pool.parallel_for(op.x.dim(0), kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const T* row = x + t * hidden;
-      T* out = y + t * hidden;
-      A sum = 0;
-      for (std::int64_t c = 0; c < hidden; ++c) sum += static_cast<A>(row[c]) * static_cast<A>(row[c]);
-      const A rho = A(1) / std::sqrt(sum / static_cast<A>(hidden) + static_cast<A>(op.eps));
-      inv_rms[t] = rho;
-      for (std::int64_t c = 0; c < hidden; ++c) {
-        const T normalised(static_cast<A>(row[c]) * rho);
-        out[c] = T(static_cast<A>(normalised) * static_cast<A>(w[c]));
-      }
+      const T* row = op.x.as<T>() + t * hidden;
+      const A rho = cpu::inverse_rms(row, hidden, static_cast<A>(op.eps));
+      op.inv_rms.as<A>()[t] = rho;
+      normalise_row(row, op.weight.as<W>(), hidden, rho, op.y.as<T>() + t * hidden);
     }
   });
 }
 
+// dx (+)= rho (dy w - x rho <dy w, x rho> / hidden). dx may be dy or x.
+template <class T, class W, bool kAccumulate>
+void backward_row(const T* x, const T* dy, const W* w, std::int64_t hidden, acc_t<T> rho, T* dx) {
+  using A = acc_t<T>;
+  A dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (std::int64_t c = 0; c < hidden; ++c) dot += static_cast<A>(dy[c]) * static_cast<A>(w[c]) * static_cast<A>(x[c]);
+  const A mean = dot * rho / static_cast<A>(hidden);
+#pragma omp simd
+  for (std::int64_t c = 0; c < hidden; ++c) {
+    const A v = rho * (static_cast<A>(dy[c]) * static_cast<A>(w[c]) - static_cast<A>(x[c]) * rho * mean);
+    dx[c] = T(kAccumulate ? static_cast<A>(dx[c]) + v : v);
+  }
+}
+
 template <class T, class W>
 void backward(ThreadPool& pool, const RmsNormBackward& op) {
-  using A = acc_t<T>;
   const std::int64_t tokens = op.x.dim(0), hidden = op.x.dim(1);
-  const auto* x = op.x.as<T>();
-  const auto* dy = op.dy.as<T>();
-  const auto* w = op.weight.as<W>();
-  const auto* inv_rms = op.inv_rms.as<A>();
-  auto* dx = op.dx.as<T>();
+  const auto row = op.accumulate_dx ? backward_row<T, W, true> : backward_row<T, W, false>;
   pool.parallel_for(tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const T* xr = x + t * hidden;
-      const T* gr = dy + t * hidden;
-      T* out = dx + t * hidden;
-      const A rho = inv_rms[t];
-      A dot = 0;
-      for (std::int64_t c = 0; c < hidden; ++c) dot += static_cast<A>(gr[c]) * static_cast<A>(w[c]) * static_cast<A>(xr[c]);
-      const A mean = dot * rho / static_cast<A>(hidden);
-      for (std::int64_t c = 0; c < hidden; ++c) {
-        const A v = rho * (static_cast<A>(gr[c]) * static_cast<A>(w[c]) - static_cast<A>(xr[c]) * rho * mean);
-        out[c] = T(op.accumulate_dx ? static_cast<A>(out[c]) + v : v);
-      }
+      const std::int64_t at = t * hidden;
+      row(op.x.as<T>() + at, op.dy.as<T>() + at, op.weight.as<W>(), hidden, op.inv_rms.as<acc_t<T>>()[t], op.dx.as<T>() + at);
     }
   });
+}
+
+// partial[c] += sum of dy[t, c] x[t, c] inv_rms[t] over the rows [t0, t1), columns [0, columns).
+template <class T>
+void add_weight_rows(const T* x, const T* dy, const acc_t<T>* inv_rms, std::int64_t t0, std::int64_t t1, std::int64_t hidden, std::int64_t columns,
+                     acc_t<T>* partial) {
+  using A = acc_t<T>;
+  for (std::int64_t t = t0; t < t1; ++t) {
+    const T* xr = x + t * hidden;
+    const T* gr = dy + t * hidden;
+    const A rho = inv_rms[t];
+#pragma omp simd
+    for (std::int64_t c = 0; c < columns; ++c) partial[c] += static_cast<A>(gr[c]) * static_cast<A>(xr[c]) * rho;
+  }
 }
 
 // dweight needs dy, which dx may overwrite: it runs first. Columns are shared out, so each sum has one owner.
@@ -72,11 +88,7 @@ void weight_gradient(ThreadPool& pool, const RmsNormBackward& op) {
   pool.parallel_for(hidden, kColumns, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t0 = 0; t0 < tokens; t0 += kRowBlock) {
       A partial[kColumns] = {};
-      for (std::int64_t t = t0; t < std::min(tokens, t0 + kRowBlock); ++t) {
-        for (std::int64_t c = begin; c < end; ++c) {
-          partial[c - begin] += static_cast<A>(dy[t * hidden + c]) * static_cast<A>(x[t * hidden + c]) * inv_rms[t];
-        }
-      }
+      add_weight_rows(x + begin, dy + begin, inv_rms, t0, std::min(tokens, t0 + kRowBlock), hidden, end - begin, partial);
       for (std::int64_t c = begin; c < end; ++c) dw[c] += partial[c - begin];
     }
   });

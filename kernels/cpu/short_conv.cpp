@@ -157,8 +157,9 @@ class ChannelBlock {
     pre_activation(pre, rows_, taps_, n, begin, t, c0_, count_);
 #pragma omp simd
     for (std::int64_t c = 0; c < count_; ++c) {
-      const A s = cpu::sigmoid(pre[c]);
-      dpre[c] = static_cast<A>(dy[c]) * s * (A(1) + pre[c] * cpu::sigmoid(-pre[c]));
+      A s, complement;
+      cpu::sigmoid_pair(pre[c], s, complement);
+      dpre[c] = static_cast<A>(dy[c]) * s * (A(1) + pre[c] * complement);
     }
   }
 
