@@ -14,6 +14,7 @@ namespace {
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
 constexpr std::int64_t kTile = 48;      // rows per unit of work; part of the bits of the norm
+constexpr std::int64_t kStrip = 12;     // rows of a symmetric product that share an end
 constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 constexpr std::int64_t kLargeRows =
     256;  // from here on threads share the rows of one matrix, else whole matrices
@@ -117,14 +118,17 @@ struct Iteration {
     });
   }
 
-  /// The half above the diagonal tiles from the half below.
+  /// What symmetric() left out, from the other half.
   void mirror(A* s) const {
     loop(m, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        for (std::int64_t j = end; j < m; ++j)
+        for (std::int64_t j = strip_end(i); j < m; ++j)
           s[i * m + j] = s[j * m + i];
       }
     });
+  }
+  std::int64_t strip_end(std::int64_t row) const {
+    return std::min(m, row / kStrip * kStrip + kStrip);
   }
 
   void pack(const A* right, bool transposed, std::int64_t depth, std::int64_t columns) const {
@@ -143,12 +147,16 @@ struct Iteration {
     p.alpha = alpha;
     return p;
   }
-  /// Rows of a symmetric result up to the diagonal tile, then the rest by symmetry.
+  /// Rows of a symmetric result up to the diagonal, strip by strip, then the rest by symmetry. A strip's columns are
+  /// rounded up to what the kernel computes anyway.
   void symmetric(cpu::PackedProduct<A, A> p, A* result) const {
     loop(m, [&](std::int64_t begin, std::int64_t end) {
+      constexpr std::int64_t kColumns = cpu::kPackColumns<A>;
       auto mine = p;
-      mine.n = end;
-      mine.rows(begin, end, nullptr);
+      for (std::int64_t row = begin; row < end; row += kStrip) {
+        mine.n = std::min(m, (strip_end(row) + kColumns - 1) / kColumns * kColumns);
+        mine.rows(row, std::min(end, row + kStrip), nullptr);
+      }
     });
     mirror(result);
   }
