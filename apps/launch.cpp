@@ -10,6 +10,7 @@
 
 #include "comm/mpi_environment.h"
 #include "core/base/error.h"
+#include "core/config/problem.h"
 
 namespace moesaic::apps {
 namespace {
@@ -17,11 +18,14 @@ namespace {
 struct Failure {
   int code = static_cast<int>(ExitCode::internal);
   std::string what;
+  bool is_list = false;  ///< a list of problems that says by itself where they are
 };
 
 Failure describe(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const config::ConfigError& e) {
+    return {static_cast<int>(e.exit_code()), e.what(), true};
   } catch (const Error& e) {
     return {static_cast<int>(e.exit_code()), e.what()};
   } catch (const std::bad_alloc&) {
@@ -46,7 +50,7 @@ int run_before_mpi(const std::function<void()>& prepare) {
     return 0;
   } catch (...) {
     const Failure failure = describe(std::current_exception());
-    if (launcher_rank() == 0) std::cerr << "moesaic: " << failure.what << std::endl;
+    if (launcher_rank() == 0) std::cerr << (failure.is_list ? "" : "moesaic: ") << failure.what << std::endl;
     return failure.code;
   }
 }

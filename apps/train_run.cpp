@@ -1,5 +1,6 @@
 #include "apps/train_run.h"
 
+#include <chrono>
 #include <fstream>
 #include <iostream>
 
@@ -52,11 +53,25 @@ void TrainRun::prepare() {
                      .device = assembly_.device,
                      .recompute = recompute_policy(config().activations),
                      .stream_mode = config().debug.immediate_streams ? Stream::Mode::immediate : Stream::Mode::worker});
+}
+
+// After resuming was settled: a run that is refused leaves the folder as it was.
+void TrainRun::open_run_dir() {
   if (is_root()) {
-    std::filesystem::create_directories(config().run.dir);
+    std::error_code error;
+    std::filesystem::create_directories(config().run.dir, error);
+    if (error) throw ResourceError(fmt::format("run.dir: {} could not be made: {}", config().run.dir, error.message()));
     write_text(std::filesystem::path(config().run.dir) / "config.yaml", config::effective_yaml(loaded_));
   }
   world_.barrier();
+}
+
+bool TrainRun::out_of_time() {
+  const auto limit = config().run.max_minutes;
+  if (!limit) return false;
+  const double minutes = std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start_).count();
+  // The ranks' clocks differ: all stop when one must.
+  return world_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0), ReduceOp::max) != 0;
 }
 
 void TrainRun::continue_from_checkpoint() {
@@ -100,7 +115,7 @@ void TrainRun::print_header() const {
 }
 
 void TrainRun::open_metrics() {
-  training_flops_per_token_ = static_cast<double>(make_plan(config()).training_flops);
+  for (const PhasePlan& phase : make_plan(config()).phases) phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
   if (!is_root() || !config().log.metrics) return;
   const std::string yaml = config::effective_yaml(loaded_);
   RunHeader header;
@@ -130,7 +145,11 @@ void TrainRun::report(const StepStats& stats) {
   record.seconds = stats.seconds;
   record.skipped = stats.skipped;
   record.experts = stats.experts;
-  record.flops = training_flops_per_token_ * static_cast<double>(stats.tokens);
+  for (const auto& [last_step, flops] : phase_flops_) {
+    if (stats.step > last_step) continue;
+    record.flops = flops * static_cast<double>(stats.tokens);
+    break;
+  }
   record.total_tokens = trainer_->tokens_seen();
   log_.add(record);
   if (metrics_) metrics_->write(record);
@@ -153,8 +172,8 @@ void TrainRun::save() {
   world_.barrier();
 }
 
-double TrainRun::report_eval() {
-  const EvalStats stats = trainer_->evaluate();
+double TrainRun::report_eval(bool whole) {
+  const EvalStats stats = trainer_->evaluate(whole);
   say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens", trainer_->steps_done(), stats.loss, stats.predicted_tokens));
   if (metrics_) metrics_->event("eval", trainer_->steps_done(), {{"loss", stats.loss}, {"tokens", static_cast<double>(stats.predicted_tokens)}});
   return stats.loss;
@@ -162,7 +181,7 @@ double TrainRun::report_eval() {
 
 // What a reader of text needs to judge the loss by: a model that knows only the frequencies of bytes, or of pairs.
 void TrainRun::report_final() {
-  const double loss = report_eval();
+  const double loss = report_eval(true);
   if (!is_root() || config().data.format != config::DataFormat::bytes_text) return;
   data::TokenCounts counts;
   counts.add(*valid_);
@@ -174,6 +193,7 @@ void TrainRun::report_final() {
 int TrainRun::execute() {
   prepare();
   continue_from_checkpoint();
+  open_run_dir();
   print_header();
   open_metrics();
   const auto& train = config().train;
@@ -182,12 +202,17 @@ int TrainRun::execute() {
     report(trainer_->step());
     const std::int64_t step = trainer_->steps_done();
     if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
-      throw NumericsError(fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last one step {} (samples {} to {}); the newest "
-                                      "checkpoint is intact. Lower optimizer.lr, or look at the data of these samples.",
-                                      train.max_bad_steps, step, (step - train.max_bad_steps) * train.global_batch_size, step * train.global_batch_size - 1));
+      throw NumericsError(fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last one step {}; the newest checkpoint is intact. "
+                                      "Lower optimizer.lr, or look at the data of steps {} to {}.",
+                                      train.max_bad_steps, step, step - train.max_bad_steps + 1, step));
     }
-    if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps) report_eval();
+    if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps) report_eval(false);
     if (checkpoint.every > 0 && step % checkpoint.every == 0) save();
+    if (step < train.steps && out_of_time()) {
+      save();
+      say(fmt::format("stopped    run.max_minutes is over at step {} of {}; the same command continues (exit code 75)", step, train.steps));
+      return static_cast<int>(ExitCode::requeue);
+    }
   }
   if (valid_) report_final();
   if (checkpoint.save_at_end) save();

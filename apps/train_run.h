@@ -1,7 +1,10 @@
 #pragma once
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "apps/assembly.h"
 #include "comm/communicator.h"
@@ -31,7 +34,9 @@ class TrainRun {
   void open_metrics();
   void report(const StepStats& stats);
   void save();
-  double report_eval();
+  double report_eval(bool whole);
+  void open_run_dir();
+  bool out_of_time();
   void report_final();
   std::filesystem::path checkpoints() const;
 
@@ -44,7 +49,8 @@ class TrainRun {
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
   std::int64_t last_saved_ = -1;
-  double training_flops_per_token_ = 0;
+  std::vector<std::pair<std::int64_t, double>> phase_flops_;  ///< last step, training FLOPs per token
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace moesaic::apps

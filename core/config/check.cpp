@@ -318,6 +318,23 @@ class Checker {
       if (phase.sparse_stage == SparseStage::warmup && !model_.indexer)
         add({key + ".sparse_stage", "model.indexer"},
             "there is no model.indexer to warm up; allowed: sparse");
+      const std::int64_t length = phase.until - (i == 0 ? 0 : phases[i - 1].until);
+      const OptimizerConfig& optimizer = config_.optimizer;
+      if (phase.warmup_steps && !phase.lr_schedule)
+        add({key + ".warmup_steps"},
+            "belongs to a schedule of the phase's own; give lr_schedule in this phase too");
+      if (phase.lr_schedule && length > 0) {
+        const std::int64_t warmup = phase.warmup_steps.value_or(0);
+        if (warmup > length)
+          add({key + ".warmup_steps"},
+              fmt::format("found {}; allowed: at most the phase's {} steps", warmup, length));
+        else if (*phase.lr_schedule == LrSchedule::wsd && warmup + optimizer.decay_steps > length)
+          add({key + ".lr_schedule", "optimizer.decay_steps"},
+              fmt::format("warm-up ({}) and optimizer.decay_steps ({}) do not fit the phase's {} steps",
+                          warmup,
+                          optimizer.decay_steps,
+                          length));
+      }
       if (phase.lr_min.value_or(config_.optimizer.lr_min) > phase.lr.value_or(config_.optimizer.lr))
         add({key + (phase.lr_min ? ".lr_min" : ".lr"), "optimizer.lr", "optimizer.lr_min"},
             "lr_min is above lr in this phase");

@@ -120,8 +120,9 @@ void BalanceConfig::describe(Fields<BalanceConfig>& f) {
       .between(2, kMaxWidth);
   f("aux_loss",
     &S::aux_loss,
-    "Auxiliary load-balancing loss: none, switch (whole batch), sequence (per document), global "
-    "(with the counts of the previous step).");
+    "Auxiliary load-balancing loss: none, switch (shares of a rank's micro-batch, as published, so "
+    "the value depends on train.micro_batch_size), sequence (per document), global (with the counts "
+    "of the previous step).");
   f("aux_loss_weight", &S::aux_loss_weight, "Weight of aux_loss.")
       .at_least(0)
       .also({"router_aux_loss_coef", "aux_loss_alpha"});
@@ -320,8 +321,9 @@ void describe_experts(Fields<ModelConfig>& f) {
   f("topk_group", &S::topk_group, "Groups that a token may select from.").between(1, kMaxWidth);
   f("capacity_factor",
     &S::capacity_factor,
-    "Tokens an expert keeps, as a multiple of the balanced load; the rest is dropped. null = "
-    "nothing is dropped.")
+    "Tokens an expert keeps, as a multiple of the balanced load; the rest is dropped. It "
+    "counts per micro-batch, so what is dropped depends on train.micro_batch_size. null = nothing is "
+    "dropped.")
       .above(0)
       .example("1.25");
   f("capacity_policy",

@@ -123,12 +123,14 @@ void CommConfig::describe(Fields<CommConfig>& f) {
   using S = CommConfig;
   f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.")
       .between(1, kMaxRanks)
-      .default_is("null (from the launcher)");
+      .default_is("null (from the launcher)")
+      .only_default("placement by nodes");
   f("watchdog_s",
     &S::watchdog_s,
     "Time without progress after which the run ends with exit code 124; 0 = never.")
       .in(Unit::seconds)
-      .at_least(0);
+      .at_least(0)
+      .only_default("the watchdog");
 }
 
 void LogConfig::describe(Fields<LogConfig>& f) {
@@ -136,7 +138,7 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("interval", &S::interval, "Steps between log lines.")
       .between(1, kMaxCount)
       .also({"log_interval"});
-  f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per logged step.");
+  f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");
 }
 
 void DebugConfig::describe(Fields<DebugConfig>& f) {

@@ -63,7 +63,7 @@ struct CheckpointConfig {
 
 struct CommConfig {
   std::optional<std::int64_t> ranks_per_node;  ///< empty = from the launcher
-  double watchdog_s = 600;                     ///< 0 = off
+  double watchdog_s = 0;                       ///< 0 = off
   static void describe(Fields<CommConfig>& f);
 };
 

@@ -46,7 +46,7 @@ void DataConfig::describe(Fields<DataConfig>& f) {
   f("format",
     &S::format,
     "How the files are read. bytes_text: text files, one token per byte, documents separated by "
-    "blank lines.");
+    "a line that holds a form feed and nothing else.");
   f("sequence_length", &S::sequence_length, "Tokens per sequence.")
       .required()
       .between(1, 1 << 30)

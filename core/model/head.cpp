@@ -33,7 +33,6 @@ void VocabHead::loss(Tape& tape, ConstTensorView n, const Target& target, Tensor
                           .dlogits = dn.empty() ? TensorView() : dchunk,
                           .logits = chunk,
                           .targets = target.targets.rows(begin, end),
-                          .weight = target.loss_weight.empty() ? target.loss_weight : target.loss_weight.rows(begin, end),
                           .divisor = target.divisor,
                           .grad_scale = target.scale});
     if (dn.empty()) continue;

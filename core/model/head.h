@@ -12,7 +12,6 @@ class VocabHead {
 
   struct Target {
     ConstTensorView targets;      ///< i32 [T]
-    ConstTensorView loss_weight;  ///< [T] or empty
     ConstTensorView divisor;      ///< scalar
     TensorView loss_sum;          ///< scalar, accumulates
     double scale = 1.0;           ///< of the gradient

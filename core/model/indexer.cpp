@@ -57,7 +57,8 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
 
 void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
   const ConstTensorView q = tape.in(q_), k = tape.in(k_), w = tape.in(w_);
-  const bool trained = !tape.grad(wq_b_).empty();
+  bool trained = false;
+  for (const StorageId id : {wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_}) trained = trained || !tape.grad(id).empty();
   const DType compute = precision_.compute;
   const TensorView dq = trained ? tape.temp(q.shape(), compute, "d indexer.q") : TensorView();
   const TensorView dk = trained ? tape.temp(k.shape(), compute, "d indexer.k") : TensorView();

@@ -16,7 +16,7 @@ class KdaAttention : public Module {
   void backward(Tape& tape, ConstTensorView dy, TensorView dx) override;
 
   /// Where forward writes the final states [N, H, K, V] (statistics type); empty = not wanted. Their gradient for the
-  /// next backward; empty = zero. For tests and for continuing a sequence.
+  /// next backward; empty = zero. Documents start from zero states here; the op also takes initial ones.
   void set_states(TensorView final_states, ConstTensorView dfinal_states) {
     final_states_ = final_states;
     dfinal_states_ = dfinal_states;

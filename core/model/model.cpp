@@ -111,7 +111,6 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
         if (c.sequence.targets.empty()) return;  // generation
         head_->loss(t, t.in(n_),
                     {.targets = c.sequence.targets,
-                     .loss_weight = c.sequence.loss_weight,
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());

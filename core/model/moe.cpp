@@ -45,7 +45,8 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
                                         .reduce = BufferReduce::sum});
   }
   if (options.aux_loss == AuxLoss::global) {
-    frequency_ = params.declare_buffer({.name = prefix + "load_frequency", .shape = {e}, .dtype = precision_.stats});
+    // Before the first step every expert counts as evenly used (SPEC 5.1).
+    frequency_ = params.declare_buffer({.name = prefix + "load_frequency", .shape = {e}, .dtype = precision_.stats, .initial = 1.0 / static_cast<double>(e)});
   }
   if (options.latent > 0) {
     latent_down_ = params.declare(matrix_spec(prefix + "routed_expert_down_proj.weight", l, d, options.init_std, Part::latent));

@@ -199,7 +199,18 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
     copy_tensor(s.slots, host, stream);
     stream.synchronize();
   }
-  for (const auto& b : buffer_views_) zero_tensor(b, stream);
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    const TensorView view = buffer_views_[i];
+    if (buffers_[i].initial == 0) {
+      zero_tensor(view, stream);
+      continue;
+    }
+    const Buffer staging(view.bytes(), kCpu, "initial values");
+    const TensorView host = staging.view(view.shape(), view.dtype());
+    for (std::int64_t k = 0; k < view.numel(); ++k) store(host, k, buffers_[i].initial);
+    copy_tensor(view, host, stream);
+    stream.synchronize();
+  }
   stream.synchronize();
 }
 

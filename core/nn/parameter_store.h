@@ -86,6 +86,7 @@ struct BufferSpec {
   Part part = Part::router;
   Lifetime lifetime = Lifetime::persistent;
   BufferReduce reduce = BufferReduce::none;
+  double initial = 0;  ///< value of every element at the start (floating buffers)
 };
 
 /// Access to a weight for the time of its scope. When weights are resident it is just the view; when they are offloaded

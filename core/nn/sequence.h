@@ -11,7 +11,6 @@ namespace moesaic {
 ///   positions i32 [T]      position inside the document
 ///   cu        i32 [N + 1]  document boundaries, cu[0] = 0, cu[N] = T; empty documents allowed
 ///   mtp_tokens, mtp_targets i32 [T]  tokens one further and targets two further (empty without MTP)
-///   loss_weight  stats [T]  weight of each target (empty = 1)
 struct Sequence {
   ConstTensorView tokens;
   ConstTensorView targets;
@@ -19,7 +18,6 @@ struct Sequence {
   ConstTensorView cu;
   ConstTensorView mtp_tokens;
   ConstTensorView mtp_targets;
-  ConstTensorView loss_weight;
   std::int64_t num_tokens() const { return tokens.dim(0); }
   std::int64_t num_documents() const { return cu.dim(0) - 1; }
 };

@@ -188,7 +188,14 @@ void Optimizer::update(Backend& backend) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParamId id = id_of(i);
     if (entries_[i].trained && !params_.frozen(id)) update_family(backend, id);
-    for (std::int64_t e = 0; options_.ema_decay && e < members_of(params_.params()[i]); ++e) {
+  }
+}
+
+void Optimizer::average(Backend& backend) {
+  if (!options_.ema_decay) return;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const ParamId id = id_of(i);
+    for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e) {
       // The first average is the weight itself.
       run(backend, MovingAverage{.average = member_of(entries_[i].average, id, e),
                                  .w = params_.master(id, e),

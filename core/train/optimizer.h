@@ -44,10 +44,11 @@ class Optimizer {
   /// Norm of all gradients (one f64 partial per tensor, in declaration order), clip factor, and the skip flag when the
   /// norm or one of `guarded` is not finite.
   void clip(Backend& backend, ConstTensorView guarded);
-  /// Updates parameters, then the average of the weights.
   void update(Backend& backend);
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
+  /// Moves the averages of the weights on (ema_decay), after everything that changes weights.
+  void average(Backend& backend);
 
   /// After the stream was synchronised: norm before clipping and whether the step was skipped, on the host.
   struct Outcome {

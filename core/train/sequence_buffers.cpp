@@ -25,6 +25,7 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   std::memcpy(host + 2 * t, batch.positions.data(), t * 4);
   std::int32_t* mtp_tokens = host + 3 * t;
   std::int32_t* mtp_targets = host + 4 * t;
+  // Positions without an MTP target still pass the module and count in its router's statistics, as in the golden cases.
   num_mtp_targets_ = 0;
   num_valid_targets_ = batch.valid_labels;
   for (std::size_t i = 0; i < t; ++i) {

@@ -54,6 +54,7 @@ StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimiz
     optimizer->clip(owner.backend(), losses);
     optimizer->update(owner.backend());
     optimizer->qk_clip(owner.backend(), model.mla_layers());
+    optimizer->average(owner.backend());
     update_balance(owner.backend(), params, model.moe_layers(), scalars, nullptr);
   }
   for (const auto& named : model.moe_layers()) named.moe->set_margins({}, {});

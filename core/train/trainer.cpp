@@ -57,13 +57,14 @@ void Trainer::check_layout() const {
   }
 }
 
-// Everything is sized once, for the phase that needs most; nothing is allocated inside a step.
+// The arenas are sized once, for the phase that needs most; only the first step of a phase allocates (its batches).
 void Trainer::allocate() {
   const auto& config = *parts_.config;
   const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
   const int threads = static_cast<int>(config.run.threads);
   for (const Phase& phase : phases_) {
     const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
+    parts_.model->set_sparse_stage(phase.sparse);  // dense attention needs other temporaries than sparse
     const StepMemory m = measure_step(*parts_.model, *parts_.params, parts_.optimizer, parts_.device, threads,
                                       {.tokens = tokens, .step_tokens = phase.sequence_length * config.train.global_batch_size, .mtp = mtp}, parts_.recompute);
     memory_.scratch = std::max(memory_.scratch, m.scratch);
@@ -234,6 +235,7 @@ StepStats Trainer::step() {
   parts_.optimizer->clip(backend_->backend(), losses_);
   parts_.optimizer->update(backend_->backend());
   parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
+  parts_.optimizer->average(backend_->backend());
   update_balance(backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
 
   StepStats stats;
@@ -288,17 +290,22 @@ std::vector<ExpertLoad> Trainer::read_expert_loads() {
   return loads;
 }
 
-EvalStats Trainer::evaluate() {
+EvalStats Trainer::evaluate(bool whole) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
   enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
   const std::int64_t micro = parts_.config->train.micro_batch_size;
-  const std::int64_t batches = validation_->num_samples() / micro;  // a rest is left out
+  std::unique_ptr<data::ValidationSet> all;
+  if (whole) {
+    all = std::make_unique<data::ValidationSet>(parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
+  }
+  const data::ValidationSet& windows = whole ? *all : *validation_;
+  const std::int64_t batches = windows.num_samples() / micro;  // a rest is left out
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
   for (std::int64_t b = rank(); b < batches; b += ranks()) {
     SequenceBuffers& buffers = *micro_batches_[0];
     backend_->stream().synchronize();  // the previous window may still be read
-    buffers.load(validation_->batch({b * micro, micro}), backend_->stream());
+    buffers.load(windows.batch({b * micro, micro}), backend_->stream());
     valid += buffers.valid_targets();
     RunContext c = context(buffers, false);
     parts_.model->forward(c, *activations_);
@@ -344,13 +351,23 @@ std::vector<StateTensor> Trainer::state() const {
   return all;
 }
 
+// What decides which sample comes next. The last phase may be made longer.
+std::string Trainer::data_order() const {
+  std::string text = fmt::format("run.seed={} train.global_batch_size={}", parts_.config->run.seed, parts_.config->train.global_batch_size);
+  for (const Phase& p : phases_) {
+    text += fmt::format(" sequence_length={}", p.sequence_length);
+    if (&p != &phases_.back()) text += fmt::format(" until={}", p.until);
+  }
+  return text;
+}
+
 StateValues Trainer::values() const {
   StateValues v;
   v.integers["step"] = step_;
   v.integers["tokens_seen"] = tokens_seen_;
   v.integers["skipped_steps"] = skipped_total_;
   v.integers["consecutive_bad_steps"] = bad_steps_;
-  v.integers["seed"] = parts_.config->run.seed;
+  v.texts["data_order"] = data_order();
   parts_.optimizer->save_counters(v);
   return v;
 }
@@ -365,9 +382,12 @@ void Trainer::load_values(const StateValues& values) {
   tokens_seen_ = get("tokens_seen");
   skipped_total_ = get("skipped_steps");
   bad_steps_ = get("consecutive_bad_steps");
-  if (get("seed") != parts_.config->run.seed) {
-    throw UsageError(fmt::format("run.seed is {}, but the checkpoint was made with {}: the order of the data would change. Set run.seed={} or start anew.",
-                                 parts_.config->run.seed, get("seed"), get("seed")));
+  const auto order = values.texts.find("data_order");
+  const std::string saved = order == values.texts.end() ? "nothing" : order->second;
+  if (saved != data_order()) {
+    throw UsageError(fmt::format("the order of the data would change: the checkpoint was made with {}, this configuration says {}. Set these keys back, or start "
+                                 "anew in another run.dir.",
+                                 saved, data_order()));
   }
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());

@@ -62,8 +62,8 @@ class Trainer {
   std::int64_t consecutive_bad_steps() const noexcept { return bad_steps_; }
   /// One update of the whole global batch.
   StepStats step();
-  /// Cross-entropy on the fixed validation windows; the same ones every time.
-  EvalStats evaluate();
+  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
+  EvalStats evaluate(bool whole = false);
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
@@ -81,6 +81,7 @@ class Trainer {
   int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
   std::int64_t sum_over_ranks(std::int64_t local) const;
   void check_layout() const;
+  std::string data_order() const;
   void allocate();
   void enter_phase(const Phase& phase);
   void choose_balanced(const Phase& phase);
