@@ -16,26 +16,36 @@ Device resolve_device(const config::RunConfig& run) {
   const auto missing = missing_cuda_ops();
   if (run.device == config::DeviceChoice::cuda) {
     if (!missing.empty()) {
-      throw UsageError(fmt::format("run.device: cuda cannot be used yet: {} ops have no CUDA kernel: {}. Use run.device=cpu.", missing.size(),
-                                   fmt::join(missing, ", ")));
+      throw UsageError(
+          fmt::format("run.device: cuda cannot be used yet: {} ops have no CUDA kernel: {}. Use "
+                      "run.device=cpu.",
+                      missing.size(),
+                      fmt::join(missing, ", ")));
     }
-    if (cuda::device_count() == 0) throw UsageError("run.device: cuda, but no CUDA device was found; use run.device=cpu, or check the driver with nvidia-smi");
+    if (cuda::device_count() == 0)
+      throw UsageError(
+          "run.device: cuda, but no CUDA device was found; use run.device=cpu, or check the driver "
+          "with nvidia-smi");
     return {Device::Kind::cuda, 0};
   }
-  const bool automatic_cuda = run.device == config::DeviceChoice::automatic && missing.empty() && cuda::device_count() > 0;
+  const bool automatic_cuda =
+      run.device == config::DeviceChoice::automatic && missing.empty() && cuda::device_count() > 0;
   return automatic_cuda ? Device{Device::Kind::cuda, 0} : kCpu;
 }
 
-std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config) {
+std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
+                                                     const config::Config& config) {
   std::vector<std::shared_ptr<const data::TokenSource>> sources;
-  for (const auto& path : paths) sources.push_back(data::open_text(path, config.model.vocab_size));
+  for (const auto& path : paths)
+    sources.push_back(data::open_text(path, config.model.vocab_size));
   return data::join_sources(std::move(sources));
 }
 
 Assembly assemble(const config::Config& config, bool for_training) {
   if (const auto problems = config::untrainable(config); !problems.empty()) {
     std::string text = "this configuration can be planned but not trained:";
-    for (const auto& p : problems) text += fmt::format("\n  {}: {}", p.key, p.message);
+    for (const auto& p : problems)
+      text += fmt::format("\n  {}: {}", p.key, p.message);
     throw UsageError(text);
   }
   Assembly a;
@@ -46,7 +56,8 @@ Assembly assemble(const config::Config& config, bool for_training) {
   a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train, tokens));
   if (for_training) {
     std::string text;
-    for (const auto& f : phase_findings(*a.params, config.train)) text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
+    for (const auto& f : phase_findings(*a.params, config.train))
+      text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
     if (!text.empty()) throw UsageError("these phases cannot be trained:" + text);
   }
   std::vector<char> trained(a.params->params().size(), 0);
@@ -54,7 +65,8 @@ Assembly assemble(const config::Config& config, bool for_training) {
   a.params->seal(a.device, trained);
   Stream stream(a.device, "initialise", Stream::Mode::immediate);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
-  if (for_training) a.optimizer = std::make_unique<Optimizer>(*a.params, optimizer_options(config.optimizer));
+  if (for_training)
+    a.optimizer = std::make_unique<Optimizer>(*a.params, optimizer_options(config.optimizer));
   return a;
 }
 

@@ -25,6 +25,7 @@ Assembly assemble(const config::Config& config, bool for_training);
 /// run.device resolved: CUDA is refused with the list of ops that have no CUDA kernel yet.
 Device resolve_device(const config::RunConfig& run);
 /// The files of data.train or data.valid as one source.
-std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths, const config::Config& config);
+std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
+                                                     const config::Config& config);
 
 }  // namespace moesaic::apps

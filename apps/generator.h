@@ -27,7 +27,9 @@ class Generator {
   /// Logits of the token after `tokens`, in f64.
   std::vector<double> next_logits(const std::vector<std::int32_t>& tokens);
   /// Calls `on_token` for each new token, up to `max_new_tokens` or until it returns false.
-  void generate(std::vector<std::int32_t> tokens, std::int64_t max_new_tokens, const SamplingOptions& options,
+  void generate(std::vector<std::int32_t> tokens,
+                std::int64_t max_new_tokens,
+                const SamplingOptions& options,
                 const std::function<bool(std::int32_t)>& on_token);
 
  private:
@@ -43,6 +45,8 @@ class Generator {
 };
 
 /// The index drawn from softmax(logits / temperature), a pure function of (options.seed, position).
-std::int32_t sample_token(const std::vector<double>& logits, const SamplingOptions& options, std::uint64_t position);
+std::int32_t sample_token(const std::vector<double>& logits,
+                          const SamplingOptions& options,
+                          std::uint64_t position);
 
 }  // namespace moesaic::apps

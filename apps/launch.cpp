@@ -39,7 +39,8 @@ Failure describe(const std::exception_ptr& error) {
 
 int launcher_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return std::atoi(value);
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0')
+      return std::atoi(value);
   }
   return 0;
 }
@@ -50,7 +51,8 @@ int run_before_mpi(const std::function<void()>& prepare) {
     return 0;
   } catch (...) {
     const Failure failure = describe(std::current_exception());
-    if (launcher_rank() == 0) std::cerr << (failure.is_list ? "" : "moesaic: ") << failure.what << std::endl;
+    if (launcher_rank() == 0)
+      std::cerr << (failure.is_list ? "" : "moesaic: ") << failure.what << std::endl;
     return failure.code;
   }
 }

@@ -25,14 +25,19 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   if (!file) throw ResourceError(fmt::format("{}: could not be written", path.string()));
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
 
 }  // namespace
 
-TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world) : loaded_(loaded), resume_(resume), world_(world) {}
+TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world)
+    : loaded_(loaded), resume_(resume), world_(world) {}
 TrainRun::~TrainRun() = default;
 
-std::filesystem::path TrainRun::checkpoints() const { return std::filesystem::path(config().run.dir) / "checkpoints"; }
+std::filesystem::path TrainRun::checkpoints() const {
+  return std::filesystem::path(config().run.dir) / "checkpoints";
+}
 
 void TrainRun::say(const std::string& line) const {
   if (is_root()) std::cout << line << std::endl;
@@ -52,7 +57,8 @@ void TrainRun::prepare() {
                      .valid = valid_,
                      .device = assembly_.device,
                      .recompute = recompute_policy(config().activations),
-                     .stream_mode = config().debug.immediate_streams ? Stream::Mode::immediate : Stream::Mode::worker});
+                     .stream_mode = config().debug.immediate_streams ? Stream::Mode::immediate
+                                                                     : Stream::Mode::worker});
 }
 
 // After resuming was settled: a run that is refused leaves the folder as it was.
@@ -60,8 +66,11 @@ void TrainRun::open_run_dir() {
   if (is_root()) {
     std::error_code error;
     std::filesystem::create_directories(config().run.dir, error);
-    if (error) throw ResourceError(fmt::format("run.dir: {} could not be made: {}", config().run.dir, error.message()));
-    write_text(std::filesystem::path(config().run.dir) / "config.yaml", config::effective_yaml(loaded_));
+    if (error)
+      throw ResourceError(
+          fmt::format("run.dir: {} could not be made: {}", config().run.dir, error.message()));
+    write_text(std::filesystem::path(config().run.dir) / "config.yaml",
+               config::effective_yaml(loaded_));
   }
   world_.barrier();
 }
@@ -69,9 +78,12 @@ void TrainRun::open_run_dir() {
 bool TrainRun::out_of_time() {
   const auto limit = config().run.max_minutes;
   if (!limit) return false;
-  const double minutes = std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start_).count();
+  const double minutes =
+      std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start_)
+          .count();
   // The ranks' clocks differ: all stop when one must.
-  return world_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0), ReduceOp::max) != 0;
+  return world_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0),
+                                ReduceOp::max) != 0;
 }
 
 void TrainRun::continue_from_checkpoint() {
@@ -82,12 +94,17 @@ void TrainRun::continue_from_checkpoint() {
   }
   world_.broadcast_host(found, 0);
   if (found.empty()) {
-    if (resume_ == Resume::must) throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint", checkpoints().string()));
+    if (resume_ == Resume::must)
+      throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint",
+                                   checkpoints().string()));
     return;
   }
   if (resume_ == Resume::never) {
-    throw UsageError(fmt::format("--resume=never, but {} already holds {}; choose another run.dir, remove the checkpoints, or use --resume=auto",
-                                 checkpoints().string(), std::filesystem::path(found).filename().string()));
+    throw UsageError(
+        fmt::format("--resume=never, but {} already holds {}; choose another run.dir, remove the "
+                    "checkpoints, or use --resume=auto",
+                    checkpoints().string(),
+                    std::filesystem::path(found).filename().string()));
   }
   const auto tensors = trainer_->state();
   trainer_->load_values(load_checkpoint(found, tensors, true, trainer_->stream()));
@@ -100,22 +117,41 @@ void TrainRun::print_header() const {
   const ModelPlan plan = make_plan(config());
   const auto& c = config();
   say(first_line(version_text()));
-  say(fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}", c.run.dir, c.run.seed, world_.size(), c.run.threads,
-                  to_string(assembly_.device), name(assembly_.precision.compute)));
-  say(fmt::format("model      {} layers | {} parameters, {} active per token | training {:.2f} MFLOP per token (3 x forward; formulas: moesaic plan)",
-                  plan.layers.size(), plan.model.all, plan.model.active, static_cast<double>(plan.training_flops) / 1e6));
-  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step", train_->name(), train_->num_documents(),
-                  train_->num_tokens(), c.data.sequence_length, c.train.global_batch_size));
+  say(fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}",
+                  c.run.dir,
+                  c.run.seed,
+                  world_.size(),
+                  c.run.threads,
+                  to_string(assembly_.device),
+                  name(assembly_.precision.compute)));
+  say(
+      fmt::format("model      {} layers | {} parameters, {} active per token | training {:.2f} "
+                  "MFLOP per token (3 x forward; formulas: moesaic plan)",
+                  plan.layers.size(),
+                  plan.model.all,
+                  plan.model.active,
+                  static_cast<double>(plan.training_flops) / 1e6));
+  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
+                  train_->name(),
+                  train_->num_documents(),
+                  train_->num_tokens(),
+                  c.data.sequence_length,
+                  c.train.global_batch_size));
   std::string memory = "memory     per rank:";
   for (const auto& use : memory_in_use()) {
-    if (static_cast<double>(use.bytes) >= 0.05 * kMiB) memory += fmt::format(" {} {:.1f} MiB |", use.tag, static_cast<double>(use.bytes) / kMiB);
+    if (static_cast<double>(use.bytes) >= 0.05 * kMiB)
+      memory += fmt::format(" {} {:.1f} MiB |", use.tag, static_cast<double>(use.bytes) / kMiB);
   }
   say(memory.substr(0, memory.find_last_not_of(" |") + 1));
-  say(fmt::format("checkpoint {} | every {} steps | keep last {}", checkpoints().string(), c.checkpoint.every, c.checkpoint.keep_last));
+  say(fmt::format("checkpoint {} | every {} steps | keep last {}",
+                  checkpoints().string(),
+                  c.checkpoint.every,
+                  c.checkpoint.keep_last));
 }
 
 void TrainRun::open_metrics() {
-  for (const PhasePlan& phase : make_plan(config()).phases) phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
+  for (const PhasePlan& phase : make_plan(config()).phases)
+    phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
   if (!is_root() || !config().log.metrics) return;
   const std::string yaml = config::effective_yaml(loaded_);
   RunHeader header;
@@ -126,7 +162,8 @@ void TrainRun::open_metrics() {
   header.texts["device"] = to_string(assembly_.device);
   header.texts["precision"] = name(assembly_.precision.compute);
   header.texts["flops"] = "training FLOPs per token of `moesaic plan`: 3 x forward";
-  metrics_ = std::make_unique<MetricsWriter>(std::filesystem::path(config().run.dir) / "metrics.jsonl", header);
+  metrics_ = std::make_unique<MetricsWriter>(
+      std::filesystem::path(config().run.dir) / "metrics.jsonl", header);
 }
 
 void TrainRun::report(const StepStats& stats) {
@@ -137,7 +174,8 @@ void TrainRun::report(const StepStats& stats) {
   const auto& model = config().model;
   if (model.mtp.num_nextn_predict_layers > 0) record.loss_parts["mtp"] = stats.mtp_loss;
   if (model.indexer) record.loss_parts["indexer_kl"] = stats.indexer_kl;
-  if (model.balance.aux_loss != config::AuxLoss::none) record.loss_parts["balance"] = stats.balance_loss;
+  if (model.balance.aux_loss != config::AuxLoss::none)
+    record.loss_parts["balance"] = stats.balance_loss;
   if (model.balance.z_loss_weight != 0) record.loss_parts["router_z"] = stats.router_z;
   record.grad_norm = stats.grad_norm;
   record.learning_rate = stats.learning_rate;
@@ -153,9 +191,13 @@ void TrainRun::report(const StepStats& stats) {
   record.total_tokens = trainer_->tokens_seen();
   log_.add(record);
   if (metrics_) metrics_->write(record);
-  if (stats.step % config().log.interval == 0 || stats.step == config().train.steps) say(log_.line());
+  if (stats.step % config().log.interval == 0 || stats.step == config().train.steps)
+    say(log_.line());
   if (stats.skipped) {
-    say(fmt::format("step {} | skip: loss or gradient norm is not finite; nothing was updated ({} in a row)", stats.step, trainer_->consecutive_bad_steps()));
+    say(fmt::format(
+        "step {} | skip: loss or gradient norm is not finite; nothing was updated ({} in a row)",
+        stats.step,
+        trainer_->consecutive_bad_steps()));
   }
 }
 
@@ -164,8 +206,14 @@ void TrainRun::save() {
   last_saved_ = trainer_->steps_done();
   if (is_root()) {
     const auto tensors = trainer_->state();
-    save_checkpoint(checkpoints(), last_saved_, tensors, trainer_->values(), config::effective_yaml(loaded_), config().checkpoint.keep_last,
-                    config().checkpoint.keep_every, trainer_->stream());
+    save_checkpoint(checkpoints(),
+                    last_saved_,
+                    tensors,
+                    trainer_->values(),
+                    config::effective_yaml(loaded_),
+                    config().checkpoint.keep_last,
+                    config().checkpoint.keep_every,
+                    trainer_->stream());
     if (metrics_) metrics_->event("save", last_saved_);
     say(fmt::format("step {} | save {}", last_saved_, checkpoints().string()));
   }
@@ -174,8 +222,15 @@ void TrainRun::save() {
 
 double TrainRun::report_eval(bool whole) {
   const EvalStats stats = trainer_->evaluate(whole);
-  say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens", trainer_->steps_done(), stats.loss, stats.predicted_tokens));
-  if (metrics_) metrics_->event("eval", trainer_->steps_done(), {{"loss", stats.loss}, {"tokens", static_cast<double>(stats.predicted_tokens)}});
+  say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens",
+                  trainer_->steps_done(),
+                  stats.loss,
+                  stats.predicted_tokens));
+  if (metrics_)
+    metrics_->event(
+        "eval",
+        trainer_->steps_done(),
+        {{"loss", stats.loss}, {"tokens", static_cast<double>(stats.predicted_tokens)}});
   return stats.loss;
 }
 
@@ -186,8 +241,14 @@ void TrainRun::report_final() {
   data::TokenCounts counts;
   counts.add(*valid_);
   const double unigram = data::unigram_entropy(counts), bigram = data::bigram_entropy(counts);
-  say(fmt::format("held-out   loss {:.4f} nats/byte | unigram entropy {:.4f} (loss is {:.2f} x) | bigram entropy {:.4f} (loss is {:.2f} x)", loss, unigram,
-                  loss / unigram, bigram, loss / bigram));
+  say(
+      fmt::format("held-out   loss {:.4f} nats/byte | unigram entropy {:.4f} (loss is {:.2f} x) | "
+                  "bigram entropy {:.4f} (loss is {:.2f} x)",
+                  loss,
+                  unigram,
+                  loss / unigram,
+                  bigram,
+                  loss / bigram));
 }
 
 int TrainRun::execute() {
@@ -202,21 +263,34 @@ int TrainRun::execute() {
     report(trainer_->step());
     const std::int64_t step = trainer_->steps_done();
     if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
-      throw NumericsError(fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last one step {}; the newest checkpoint is intact. "
-                                      "Lower optimizer.lr, or look at the data of steps {} to {}.",
-                                      train.max_bad_steps, step, step - train.max_bad_steps + 1, step));
+      throw NumericsError(
+          fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last "
+                      "one step {}; the newest checkpoint is intact. "
+                      "Lower optimizer.lr, or look at the data of steps {} to {}.",
+                      train.max_bad_steps,
+                      step,
+                      step - train.max_bad_steps + 1,
+                      step));
     }
-    if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps) report_eval(false);
+    if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps)
+      report_eval(false);
     if (checkpoint.every > 0 && step % checkpoint.every == 0) save();
     if (step < train.steps && out_of_time()) {
       save();
-      say(fmt::format("stopped    run.max_minutes is over at step {} of {}; the same command continues (exit code 75)", step, train.steps));
+      say(
+          fmt::format("stopped    run.max_minutes is over at step {} of {}; the same command "
+                      "continues (exit code 75)",
+                      step,
+                      train.steps));
       return static_cast<int>(ExitCode::requeue);
     }
   }
   if (valid_) report_final();
   if (checkpoint.save_at_end) save();
-  say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)", trainer_->steps_done(), train.steps, trainer_->tokens_seen(),
+  say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
+                  trainer_->steps_done(),
+                  train.steps,
+                  trainer_->tokens_seen(),
                   trainer_->skipped_steps()));
   return 0;
 }

@@ -49,7 +49,8 @@ class TrainRun {
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
   std::int64_t last_saved_ = -1;
-  std::vector<std::pair<std::int64_t, double>> phase_flops_;  ///< last step, training FLOPs per token
+  std::vector<std::pair<std::int64_t, double>>
+      phase_flops_;  ///< last step, training FLOPs per token
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

@@ -15,12 +15,17 @@ DType dtype_from_name(const std::string& name) {
 }
 
 void add_ops(CLI::App& bench, Action& action) {
-  CLI::App* verb = bench.add_subcommand("ops", "Time every op on shapes of small models, with random data");
+  CLI::App* verb =
+      bench.add_subcommand("ops", "Time every op on shapes of small models, with random data");
   const auto options = std::make_shared<bench::OpsOptions>();
   const auto dtype = std::make_shared<std::string>("f32");
   verb->add_option("--only", options->only, "Only cases whose name contains this text");
-  verb->add_option("--dtype", *dtype, "Type of activations and weights")->check(CLI::IsMember({"f32", "bf16", "f64"}))->capture_default_str();
-  verb->add_option("--threads", options->num_threads, "Threads of the CPU backend")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--dtype", *dtype, "Type of activations and weights")
+      ->check(CLI::IsMember({"f32", "bf16", "f64"}))
+      ->capture_default_str();
+  verb->add_option("--threads", options->num_threads, "Threads of the CPU backend")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object in place of the table");
   verb->footer("Example:\n  moesaic bench ops --only kda\n");
   verb->callback([&action, options, dtype] {
@@ -32,22 +37,29 @@ void add_ops(CLI::App& bench, Action& action) {
 }
 
 void add_step(CLI::App& bench, Action& action) {
-  CLI::App* verb = bench.add_subcommand("step", "Time training steps of a configuration on random tokens, and each op in them");
+  CLI::App* verb = bench.add_subcommand(
+      "step", "Time training steps of a configuration on random tokens, and each op in them");
   const auto options = std::make_shared<bench::StepOptions>();
   const auto arguments = std::make_shared<ConfigArguments>();
   add_config_arguments(*verb, *arguments);
-  verb->add_option("--steps", options->steps, "Timed steps")->check(CLI::Range(1, 100000))->capture_default_str();
+  verb->add_option("--steps", options->steps, "Timed steps")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object in place of the table");
   verb->footer("Example:\n  moesaic bench step configs/bench_h512.yaml --steps 5\n");
   verb->callback([&action, options, arguments] {
-    action = [options, arguments] { return bench::bench_step(config::load_config(arguments->path, arguments->overrides), *options, std::cout); };
+    action = [options, arguments] {
+      return bench::bench_step(
+          config::load_config(arguments->path, arguments->overrides), *options, std::cout);
+    };
   });
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand("bench", "Measure the speed of ops or of training steps on this machine");
+  CLI::App* verb =
+      app.add_subcommand("bench", "Measure the speed of ops or of training steps on this machine");
   verb->require_subcommand(1);
   verb->footer("Example:\n  moesaic bench step configs/quickstart.yaml\n");
   add_ops(*verb, action);

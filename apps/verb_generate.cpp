@@ -30,20 +30,27 @@ std::filesystem::path find_checkpoint(const GenerateArguments& arguments) {
   const auto root = run / "checkpoints";
   if (arguments.step == 0) {
     if (const auto latest = latest_checkpoint(root)) return latest->path;
-    throw InputError(fmt::format("{} holds no complete checkpoint; give the run.dir of a training run, or a step-… folder", root.string()));
+    throw InputError(fmt::format(
+        "{} holds no complete checkpoint; give the run.dir of a training run, or a step-… folder",
+        root.string()));
   }
   std::string known;
   for (const auto& info : list_checkpoints(root)) {
     if (info.step == arguments.step) return info.path;
     known += fmt::format(" {}", info.step);
   }
-  throw InputError(fmt::format("{} holds no checkpoint of step {}; there are:{}", root.string(), arguments.step, known.empty() ? " none" : known));
+  throw InputError(fmt::format("{} holds no checkpoint of step {}; there are:{}",
+                               root.string(),
+                               arguments.step,
+                               known.empty() ? " none" : known));
 }
 
 int generate(const GenerateArguments& arguments) {
   const auto checkpoint = find_checkpoint(arguments);
-  const auto loaded = config::load_config_text(checkpoint_config(checkpoint), (checkpoint / "manifest.json").string() + " (config)");
-  if (arguments.average && !loaded.config.optimizer.ema_decay) throw UsageError("--average: this run kept no averages; set optimizer.ema_decay when training");
+  const auto loaded = config::load_config_text(
+      checkpoint_config(checkpoint), (checkpoint / "manifest.json").string() + " (config)");
+  if (arguments.average && !loaded.config.optimizer.ema_decay)
+    throw UsageError("--average: this run kept no averages; set optimizer.ema_decay when training");
   Generator generator(loaded.config, checkpoint, arguments.average);
   auto tokens = data::tokens_of_text(arguments.prompt);
   if (tokens.empty()) throw UsageError("--prompt is empty; give at least one character");
@@ -62,15 +69,26 @@ int generate(const GenerateArguments& arguments) {
 void add_generate(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand("generate", "Continue a text with a trained model");
   const auto a = std::make_shared<GenerateArguments>();
-  verb->add_option("RUN", a->run, "run.dir of a training run, or one of its checkpoints")->required();
+  verb->add_option("RUN", a->run, "run.dir of a training run, or one of its checkpoints")
+      ->required();
   verb->add_option("--prompt", a->prompt, "Text to continue")->capture_default_str();
-  verb->add_option("--max-new-tokens", a->max_new_tokens, "Stop after this many tokens")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))->capture_default_str();
-  verb->add_option("--temperature", a->sampling.temperature, "0 = always the most likely token")->check(CLI::Range(0.0, 100.0))->capture_default_str();
-  verb->add_option("--top-k", a->sampling.top_k, "Sample among the k most likely tokens; 0 = all")->check(CLI::NonNegativeNumber)->capture_default_str();
-  verb->add_option("--seed", a->sampling.seed, "The same seed gives the same text")->capture_default_str();
-  verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--max-new-tokens", a->max_new_tokens, "Stop after this many tokens")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  verb->add_option("--temperature", a->sampling.temperature, "0 = always the most likely token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  verb->add_option("--top-k", a->sampling.top_k, "Sample among the k most likely tokens; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verb->add_option("--seed", a->sampling.seed, "The same seed gives the same text")
+      ->capture_default_str();
+  verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   verb->add_flag("--average", a->average, "Use the moving averages of the weights");
-  verb->footer("Example:\n  moesaic generate runs/quickstart --prompt \"The \" --max-new-tokens 200\n");
+  verb->footer(
+      "Example:\n  moesaic generate runs/quickstart --prompt \"The \" --max-new-tokens 200\n");
   verb->callback([&action, a] { action = [a] { return generate(*a); }; });
 }
 

@@ -23,7 +23,8 @@ Resume resume_of(const std::string& text) {
 
 int train(const TrainArguments& arguments) {
   config::LoadedConfig loaded;
-  const int problem = run_before_mpi([&] { loaded = config::load_config(arguments.config.path, arguments.config.overrides); });
+  const int problem = run_before_mpi(
+      [&] { loaded = config::load_config(arguments.config.path, arguments.config.overrides); });
   if (problem != 0) return problem;
   return run_ranks([&](Communicator& world) {
     TrainRun run(loaded, resume_of(arguments.resume), world);
@@ -34,13 +35,19 @@ int train(const TrainArguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand("train", "Train a model; start it with mpirun for several ranks");
+  CLI::App* verb =
+      app.add_subcommand("train", "Train a model; start it with mpirun for several ranks");
   const auto arguments = std::make_shared<TrainArguments>();
   add_config_arguments(*verb, arguments->config);
-  verb->add_option("--resume", arguments->resume, "auto: continue from the newest checkpoint of run.dir if there is one; must; never")
+  verb->add_option(
+          "--resume",
+          arguments->resume,
+          "auto: continue from the newest checkpoint of run.dir if there is one; must; never")
       ->check(CLI::IsMember({"auto", "must", "never"}))
       ->capture_default_str();
-  verb->footer("Example:\n  mpirun -np 2 moesaic train configs/quickstart.yaml train.steps=100 run.dir=runs/try\n");
+  verb->footer(
+      "Example:\n  mpirun -np 2 moesaic train configs/quickstart.yaml train.steps=100 "
+      "run.dir=runs/try\n");
   verb->callback([&action, arguments] { action = [arguments] { return train(*arguments); }; });
 }
 

@@ -13,10 +13,13 @@ void add_verify(CLI::App& app, Action& action) {
       "verify",
       "Compare the product's ops and modules with golden cases (reference results in float64)");
   const auto options = std::make_shared<verify::VerifyOptions>();
-  verb->add_option("--cases", options->cases, "Folder of .safetensors cases, or one case file")->required();
+  verb->add_option("--cases", options->cases, "Folder of .safetensors cases, or one case file")
+      ->required();
   verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", options->dtype, "f64, f32 or bf16")->capture_default_str();
-  verb->add_option("--threads", options->num_threads, "Threads of the CPU backend; results do not depend on it")
+  verb->add_option("--threads",
+                   options->num_threads,
+                   "Threads of the CPU backend; results do not depend on it")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object in place of the table");

@@ -13,7 +13,8 @@ struct BackendOwner::Impl {
         scratch(o.scratch_bytes == 0 ? Arena::measuring(o.device, "scratch." + o.name)
                                      : Arena(o.scratch_bytes, o.device, "scratch." + o.name)),
         stream(o.device, o.name, o.mode) {
-    if (o.device.kind == Device::Kind::cuda && o.mode != Stream::Mode::dry) blas_lt = cuda::create_blas_lt(o.device);
+    if (o.device.kind == Device::Kind::cuda && o.mode != Stream::Mode::dry)
+      blas_lt = cuda::create_blas_lt(o.device);
   }
   ~Impl() {
     if (blas_lt != nullptr) cuda::destroy_blas_lt(blas_lt);
@@ -29,19 +30,25 @@ struct BackendOwner::Impl {
 };
 
 BackendOwner::BackendOwner(const Options& options) {
-  openblas_set_num_threads(1);  // our own threads call it on fixed tiles (order of sums is a contract)
+  openblas_set_num_threads(
+      1);  // our own threads call it on fixed tiles (order of sums is a contract)
   impl_ = std::make_unique<Impl>(options);
   if (options.device.kind == Device::Kind::cpu) {
     backend_ = std::make_unique<Backend>(CpuContext{impl_->stream, impl_->scratch, impl_->pool});
   } else {
     const int sms = options.mode == Stream::Mode::dry ? 0 : cuda::multiprocessors(options.device);
-    backend_ = std::make_unique<Backend>(CudaContext{impl_->stream, impl_->scratch, impl_->blas_lt, sms});
+    backend_ =
+        std::make_unique<Backend>(CudaContext{impl_->stream, impl_->scratch, impl_->blas_lt, sms});
   }
 }
 
 BackendOwner::~BackendOwner() = default;
-Stream& BackendOwner::stream() noexcept { return impl_->stream; }
-Arena& BackendOwner::scratch() noexcept { return impl_->scratch; }
+Stream& BackendOwner::stream() noexcept {
+  return impl_->stream;
+}
+Arena& BackendOwner::scratch() noexcept {
+  return impl_->scratch;
+}
 
 void BackendOwner::observe(OpObserver* observer) {
   auto* cpu = std::get_if<CpuContext>(backend_.get());

@@ -13,8 +13,8 @@ class BackendOwner {
   struct Options {
     Device device = kCpu;
     Stream::Mode mode = Stream::Mode::worker;
-    int num_threads = 1;                ///< CPU only
-    std::size_t scratch_bytes = 0;      ///< 0 = a measuring arena (dry runs)
+    int num_threads = 1;            ///< CPU only
+    std::size_t scratch_bytes = 0;  ///< 0 = a measuring arena (dry runs)
     std::string name = "main";
   };
   explicit BackendOwner(const Options& options);

@@ -9,19 +9,35 @@
 
 namespace moesaic {
 namespace {
-[[noreturn]] void absent() { throw UsageError("this moesaic was built without CUDA; build with -DMOESAIC_CUDA=ON"); }
+[[noreturn]] void absent() {
+  throw UsageError("this moesaic was built without CUDA; build with -DMOESAIC_CUDA=ON");
+}
 }  // namespace
 
-void launch(CudaContext&, const AdamW&) { absent(); }
-void launch(CudaContext&, const Gemm&) { absent(); }
-void launch(CudaContext&, const RmsNormForward&) { absent(); }
-void launch(CudaContext&, const RmsNormBackward&) { absent(); }
-void launch(CudaContext&, const TopK&) { absent(); }
+void launch(CudaContext&, const AdamW&) {
+  absent();
+}
+void launch(CudaContext&, const Gemm&) {
+  absent();
+}
+void launch(CudaContext&, const RmsNormForward&) {
+  absent();
+}
+void launch(CudaContext&, const RmsNormBackward&) {
+  absent();
+}
+void launch(CudaContext&, const TopK&) {
+  absent();
+}
 
 namespace cuda {
-void* create_blas_lt(Device) { absent(); }
+void* create_blas_lt(Device) {
+  absent();
+}
 void destroy_blas_lt(void*) noexcept {}
-int multiprocessors(Device) { absent(); }
+int multiprocessors(Device) {
+  absent();
+}
 }  // namespace cuda
 
 }  // namespace moesaic

@@ -5,18 +5,24 @@
 namespace moesaic {
 
 void EmbeddingForward::check() const {
-  MOESAIC_CHECK(table.rank() == 2 && ids.rank() == 1, "table must be [vocabulary, d] and ids [tokens]");
+  MOESAIC_CHECK(table.rank() == 2 && ids.rank() == 1,
+                "table must be [vocabulary, d] and ids [tokens]");
   check_dtype(ids, DType::i32, "ids");
   check_shape(y, {ids.dim(0), table.dim(1)}, "y");
 }
-OpCost EmbeddingForward::cost() const { return {0.0, 2.0 * total_bytes({y}) + total_bytes({ids})}; }
+OpCost EmbeddingForward::cost() const {
+  return {0.0, 2.0 * total_bytes({y}) + total_bytes({ids})};
+}
 
 void EmbeddingBackward::check() const {
-  MOESAIC_CHECK(dtable.rank() == 2 && ids.rank() == 1, "dtable must be [vocabulary, d] and ids [tokens]");
+  MOESAIC_CHECK(dtable.rank() == 2 && ids.rank() == 1,
+                "dtable must be [vocabulary, d] and ids [tokens]");
   check_dtype(ids, DType::i32, "ids");
   check_shape(dy, {ids.dim(0), dtable.dim(1)}, "dy");
   if (dtable.dtype() != dy.dtype()) check_dtype(dtable, acc_dtype(dy.dtype()), "dtable");
 }
-OpCost EmbeddingBackward::cost() const { return {static_cast<double>(dy.numel()), 3.0 * total_bytes({dy}) + total_bytes({ids})}; }
+OpCost EmbeddingBackward::cost() const {
+  return {static_cast<double>(dy.numel()), 3.0 * total_bytes({dy}) + total_bytes({ids})};
+}
 
 }  // namespace moesaic

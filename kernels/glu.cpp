@@ -12,7 +12,8 @@ void check_row_count(const ConstTensorView& row_count) {
 }
 
 void check_activation(const GluActivation& a) {
-  MOESAIC_CHECK(a.kind == GluKind::swiglu || (a.beta1 > 0 && a.beta2 > 0), "situ needs positive limits");
+  MOESAIC_CHECK(a.kind == GluKind::swiglu || (a.beta1 > 0 && a.beta2 > 0),
+                "situ needs positive limits");
 }
 
 }  // namespace
@@ -25,7 +26,9 @@ void GluForward::check() const {
   check_activation(activation);
 }
 
-OpCost GluForward::cost() const { return {8.0 * static_cast<double>(h.numel()), total_bytes({h, gate_up})}; }
+OpCost GluForward::cost() const {
+  return {8.0 * static_cast<double>(h.numel()), total_bytes({h, gate_up})};
+}
 
 void GluBackward::check() const {
   MOESAIC_CHECK(dh.rank() == 2, "dh must be [rows, width]");
@@ -38,7 +41,8 @@ void GluBackward::check() const {
     MOESAIC_CHECK(!row_weight.empty(), "drow_weight needs row_weight");
     check_acc(drow_weight, {dh.dim(0)}, dh.dtype(), "drow_weight");
   }
-  MOESAIC_CHECK(!weight_h || (!row_weight.empty() && !h.empty()), "weight_h needs row_weight and h");
+  MOESAIC_CHECK(!weight_h || (!row_weight.empty() && !h.empty()),
+                "weight_h needs row_weight and h");
   check_row_count(row_count);
   check_activation(activation);
 }

@@ -3,7 +3,9 @@
 namespace moesaic {
 namespace {
 
-void check_routing(const ConstTensorView& offsets, const ConstTensorView& slots, std::int64_t num_slots) {
+void check_routing(const ConstTensorView& offsets,
+                   const ConstTensorView& slots,
+                   std::int64_t num_slots) {
   MOESAIC_CHECK(slots.rank() == 1, "slot_of_expert must be [experts]");
   MOESAIC_CHECK(num_slots > 0 || slots.dim(0) == 0, "no weight slots");
   check_dtype(slots, DType::i32, "slot_of_expert");
@@ -12,12 +14,16 @@ void check_routing(const ConstTensorView& offsets, const ConstTensorView& slots,
 }
 
 void check_result(const ConstTensorView& result, DType operand, const char* what) {
-  if (result.dtype() != operand) check_dtype(result, operand == DType::f64 ? DType::f64 : DType::f32, what);
+  if (result.dtype() != operand)
+    check_dtype(result, operand == DType::f64 ? DType::f64 : DType::f32, what);
 }
 
 // An upper bound: as if every row up to the bound were used.
-OpCost product_cost(const ConstTensorView& rows, const ConstTensorView& w, const ConstTensorView& result) {
-  return {2.0 * static_cast<double>(rows.dim(0)) * static_cast<double>(w.dim(1)) * static_cast<double>(w.dim(2)),
+OpCost product_cost(const ConstTensorView& rows,
+                    const ConstTensorView& w,
+                    const ConstTensorView& result) {
+  return {2.0 * static_cast<double>(rows.dim(0)) * static_cast<double>(w.dim(1)) *
+              static_cast<double>(w.dim(2)),
           static_cast<double>(rows.bytes() + w.bytes() + result.bytes())};
 }
 
@@ -31,7 +37,9 @@ void GroupedLinearForward::check() const {
   check_result(y, x.dtype(), "y");
   check_routing(offsets, slot_of_expert, w.dim(0));
 }
-OpCost GroupedLinearForward::cost() const { return product_cost(x, w, y); }
+OpCost GroupedLinearForward::cost() const {
+  return product_cost(x, w, y);
+}
 
 void GroupedLinearBackwardInput::check() const {
   MOESAIC_CHECK(dy.rank() == 2 && w.rank() == 3, "dy must be [rows, n] and w [slots, n, k]");
@@ -41,7 +49,9 @@ void GroupedLinearBackwardInput::check() const {
   check_result(dx, dy.dtype(), "dx");
   check_routing(offsets, slot_of_expert, w.dim(0));
 }
-OpCost GroupedLinearBackwardInput::cost() const { return product_cost(dy, w, dx); }
+OpCost GroupedLinearBackwardInput::cost() const {
+  return product_cost(dy, w, dx);
+}
 
 void GroupedLinearBackwardWeight::check() const {
   MOESAIC_CHECK(dy.rank() == 2 && x.rank() == 2 && dw.rank() == 3, "dw must be [slots, n, k]");
@@ -51,6 +61,8 @@ void GroupedLinearBackwardWeight::check() const {
   check_result(dw, dy.dtype(), "dw");
   check_routing(offsets, slot_of_expert, dw.dim(0));
 }
-OpCost GroupedLinearBackwardWeight::cost() const { return product_cost(dy, dw, x); }
+OpCost GroupedLinearBackwardWeight::cost() const {
+  return product_cost(dy, dw, x);
+}
 
 }  // namespace moesaic

@@ -4,12 +4,15 @@ namespace moesaic {
 
 void MemberScalars::check() const {
   check_step_scalars(scalars, scalars.dtype());
-  MOESAIC_CHECK(counts.dtype() == DType::i64 || counts.dtype() == DType::i32, "counts must be i64 or i32");
+  MOESAIC_CHECK(counts.dtype() == DType::i64 || counts.dtype() == DType::i32,
+                "counts must be i64 or i32");
   check_shape(counts, {rows.dim(0)}, "counts");
   check_shape(rows, {rows.dim(0), kNumStepScalars}, "rows");
   check_dtype(rows, scalars.dtype(), "rows");
 }
 
-OpCost MemberScalars::cost() const { return {0, static_cast<double>(rows.bytes() + scalars.bytes() + counts.bytes())}; }
+OpCost MemberScalars::cost() const {
+  return {0, static_cast<double>(rows.bytes() + scalars.bytes() + counts.bytes())};
+}
 
 }  // namespace moesaic

@@ -19,7 +19,11 @@ std::vector<std::string> names_without_cuda(OpList<Ops...>) {
 
 }  // namespace
 
-std::vector<std::string> op_names() { return names(AllOps{}); }
-std::vector<std::string> missing_cuda_ops() { return names_without_cuda(AllOps{}); }
+std::vector<std::string> op_names() {
+  return names(AllOps{});
+}
+std::vector<std::string> missing_cuda_ops() {
+  return names_without_cuda(AllOps{});
+}
 
 }  // namespace moesaic

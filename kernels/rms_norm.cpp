@@ -12,7 +12,8 @@ void RmsNormForward::check() const {
 }
 
 OpCost RmsNormForward::cost() const {
-  return {4.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes() + y.bytes() + weight.bytes() + inv_rms.bytes())};
+  return {4.0 * static_cast<double>(x.numel()),
+          static_cast<double>(x.bytes() + y.bytes() + weight.bytes() + inv_rms.bytes())};
 }
 
 void RmsNormBackward::check() const {
@@ -27,7 +28,8 @@ void RmsNormBackward::check() const {
 }
 
 OpCost RmsNormBackward::cost() const {
-  return {8.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes() + dy.bytes() + dx.bytes() + weight.bytes())};
+  return {8.0 * static_cast<double>(x.numel()),
+          static_cast<double>(x.bytes() + dy.bytes() + dx.bytes() + weight.bytes())};
 }
 
 }  // namespace moesaic

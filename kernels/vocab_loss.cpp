@@ -5,10 +5,13 @@
 namespace moesaic {
 namespace {
 
-void check_gradient(const ConstTensorView& dlogits, const ConstTensorView& logits, const ConstTensorView& divisor) {
+void check_gradient(const ConstTensorView& dlogits,
+                    const ConstTensorView& logits,
+                    const ConstTensorView& divisor) {
   if (dlogits.empty()) return;
   check_shape(dlogits, logits.shape(), "dlogits");
-  MOESAIC_CHECK(dlogits.dtype() == logits.dtype() || (logits.dtype() == DType::f32 && dlogits.dtype() == DType::bf16),
+  MOESAIC_CHECK(dlogits.dtype() == logits.dtype() ||
+                    (logits.dtype() == DType::f32 && dlogits.dtype() == DType::bf16),
                 "dlogits must have the type of logits, or bf16 next to f32");
   check_scalar(divisor, logits.dtype(), "divisor");
 }
@@ -25,7 +28,9 @@ void CrossEntropy::check() const {
   if (!z_sum.empty()) check_scalar(z_sum, logits.dtype(), "z_sum");
   check_gradient(dlogits, logits, divisor);
 }
-OpCost CrossEntropy::cost() const { return {10.0 * static_cast<double>(logits.numel()), total_bytes({logits, dlogits})}; }
+OpCost CrossEntropy::cost() const {
+  return {10.0 * static_cast<double>(logits.numel()), total_bytes({logits, dlogits})};
+}
 
 void VocabDivergence::check() const {
   MOESAIC_CHECK(logits.rank() == 2 && logits.dim(1) > 0, "logits must be [rows, vocabulary]");

@@ -27,11 +27,14 @@ Ledger& ledger() {
   return l;
 }
 
-std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+std::size_t round_up(std::size_t n, std::size_t to) {
+  return (n + to - 1) / to * to;
+}
 
 std::string in_use_text() {
   std::string s;
-  for (const auto& u : memory_in_use()) s += fmt::format("\n  {:<40} {:>12.1f} MiB", u.tag, static_cast<double>(u.bytes) / 1048576.0);
+  for (const auto& u : memory_in_use())
+    s += fmt::format("\n  {:<40} {:>12.1f} MiB", u.tag, static_cast<double>(u.bytes) / 1048576.0);
   return s;
 }
 
@@ -51,7 +54,8 @@ struct Buffer::Block {
   MemoryKind kind = MemoryKind::device;
   std::string tag;
 
-  Block(std::size_t n, Device where, std::string what, MemoryKind k) : bytes(n), device(where), kind(k), tag(std::move(what)) {
+  Block(std::size_t n, Device where, std::string what, MemoryKind k)
+      : bytes(n), device(where), kind(k), tag(std::move(what)) {
     if (bytes == 0) return;
     if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
       data = static_cast<std::byte*>(cuda::allocate(bytes, device, kind));
@@ -60,8 +64,11 @@ struct Buffer::Block {
       if (data != nullptr) std::memset(data, 0, bytes);
     }
     if (data == nullptr) {
-      throw ResourceError(fmt::format("out of memory on {}: '{}' needs {:.1f} MiB; in use:{}", to_string(device), tag,
-                                      static_cast<double>(bytes) / 1048576.0, in_use_text()));
+      throw ResourceError(fmt::format("out of memory on {}: '{}' needs {:.1f} MiB; in use:{}",
+                                      to_string(device),
+                                      tag,
+                                      static_cast<double>(bytes) / 1048576.0,
+                                      in_use_text()));
     }
     const std::lock_guard lock(ledger().mutex);
     ledger().bytes_by_tag[tag] += bytes;
@@ -82,12 +89,19 @@ struct Buffer::Block {
 
 Buffer::Buffer(std::size_t bytes, Device device, const std::string& tag, MemoryKind kind)
     : block_(std::make_shared<Block>(bytes, device, tag, kind)) {}
-std::byte* Buffer::data() const noexcept { return block_ ? block_->data : nullptr; }
-std::size_t Buffer::bytes() const noexcept { return block_ ? block_->bytes : 0; }
-Device Buffer::device() const noexcept { return block_ ? block_->device : kCpu; }
+std::byte* Buffer::data() const noexcept {
+  return block_ ? block_->data : nullptr;
+}
+std::size_t Buffer::bytes() const noexcept {
+  return block_ ? block_->bytes : 0;
+}
+Device Buffer::device() const noexcept {
+  return block_ ? block_->device : kCpu;
+}
 
 TensorView Buffer::view(Shape shape, DType dtype, std::size_t offset) const {
-  MOESAIC_CHECK(offset + byte_size(dtype) * static_cast<std::size_t>(shape.numel()) <= bytes(), "view outside its buffer");
+  MOESAIC_CHECK(offset + byte_size(dtype) * static_cast<std::size_t>(shape.numel()) <= bytes(),
+                "view outside its buffer");
   return {data() + offset, dtype, shape, device()};
 }
 
@@ -99,23 +113,37 @@ std::vector<MemoryUse> memory_in_use() {
       if (bytes > 0) uses.push_back({tag, bytes});
     }
   }
-  std::stable_sort(uses.begin(), uses.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::stable_sort(
+      uses.begin(), uses.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   return uses;
 }
 
-Arena Arena::measuring(Device device, std::string name) { return {device, std::move(name), true}; }
+Arena Arena::measuring(Device device, std::string name) {
+  return {device, std::move(name), true};
+}
 
 Arena::Arena(std::size_t capacity, Device device, const std::string& name)
-    : backing_(round_up(capacity, kAlignment), device, name), device_(device), name_(name), capacity_(round_up(capacity, kAlignment)) {}
+    : backing_(round_up(capacity, kAlignment), device, name),
+      device_(device),
+      name_(name),
+      capacity_(round_up(capacity, kAlignment)) {}
 
 TensorView Arena::take(Shape shape, DType dtype, const char* tag) {
-  const std::size_t bytes = round_up(std::max<std::size_t>(1, byte_size(dtype) * static_cast<std::size_t>(shape.numel())), kAlignment);
+  const std::size_t bytes =
+      round_up(std::max<std::size_t>(1, byte_size(dtype) * static_cast<std::size_t>(shape.numel())),
+               kAlignment);
   if (!measuring_ && top_ + bytes > capacity_) {
-    throw ResourceError(fmt::format("arena '{}' has {} of {} bytes left, '{}' {} needs {}", name_, capacity_ - top_, capacity_,
-                                    tag, to_string(shape), bytes));
+    throw ResourceError(fmt::format("arena '{}' has {} of {} bytes left, '{}' {} needs {}",
+                                    name_,
+                                    capacity_ - top_,
+                                    capacity_,
+                                    tag,
+                                    to_string(shape),
+                                    bytes));
   }
   // A measuring arena hands out addresses that look real (not null, aligned) and are never read.
-  std::byte* base = measuring_ ? reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40) : backing_.data();
+  std::byte* base =
+      measuring_ ? reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40) : backing_.data();
   const TensorView view(base + top_, dtype, shape, device_);
   top_ += bytes;
   high_water_ = std::max(high_water_, top_);
@@ -123,7 +151,8 @@ TensorView Arena::take(Shape shape, DType dtype, const char* tag) {
 }
 
 void Arena::poison() noexcept {
-  if (!measuring_ && device_.kind == Device::Kind::cpu && capacity_ > top_) std::memset(backing_.data() + top_, 0xff, capacity_ - top_);
+  if (!measuring_ && device_.kind == Device::Kind::cpu && capacity_ > top_)
+    std::memset(backing_.data() + top_, 0xff, capacity_ - top_);
 }
 
 void Arena::poison(Stream& stream) {

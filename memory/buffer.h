@@ -18,7 +18,10 @@ enum class MemoryKind : std::uint8_t { device, pinned_host, pageable_host };
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(std::size_t bytes, Device device, const std::string& tag, MemoryKind kind = MemoryKind::device);
+  Buffer(std::size_t bytes,
+         Device device,
+         const std::string& tag,
+         MemoryKind kind = MemoryKind::device);
   std::byte* data() const noexcept;
   std::size_t bytes() const noexcept;
   Device device() const noexcept;
@@ -72,7 +75,8 @@ class Arena {
   };
 
  private:
-  Arena(Device device, std::string name, bool measuring) : device_(device), name_(std::move(name)), measuring_(measuring) {}
+  Arena(Device device, std::string name, bool measuring)
+      : device_(device), name_(std::move(name)), measuring_(measuring) {}
   Buffer backing_;
   Device device_;
   std::string name_;

@@ -4,23 +4,46 @@
 namespace moesaic::cuda {
 namespace {
 [[noreturn]] void absent() {
-  throw UsageError("this moesaic was built without CUDA; use run.device=cpu, or build with -DMOESAIC_CUDA=ON");
+  throw UsageError(
+      "this moesaic was built without CUDA; use run.device=cpu, or build with -DMOESAIC_CUDA=ON");
 }
 }  // namespace
 
-int device_count() noexcept { return 0; }
-void* allocate(std::size_t, Device, MemoryKind) { absent(); }
+int device_count() noexcept {
+  return 0;
+}
+void* allocate(std::size_t, Device, MemoryKind) {
+  absent();
+}
 void release(void*, MemoryKind) noexcept {}
-void* create_stream(Device) { absent(); }
+void* create_stream(Device) {
+  absent();
+}
 void destroy_stream(void*) noexcept {}
-void synchronize_stream(void*) { absent(); }
-void* create_event(Device) { absent(); }
+void synchronize_stream(void*) {
+  absent();
+}
+void* create_event(Device) {
+  absent();
+}
 void destroy_event(void*) noexcept {}
-void record_event(void*, void*) { absent(); }
-void wait_event(void*, void*) { absent(); }
-bool event_reached(void*) { absent(); }
-void synchronize_event(void*) { absent(); }
-void copy_async(void*, const void*, std::size_t, void*) { absent(); }
-void fill_async(void*, int, std::size_t, void*) { absent(); }
+void record_event(void*, void*) {
+  absent();
+}
+void wait_event(void*, void*) {
+  absent();
+}
+bool event_reached(void*) {
+  absent();
+}
+void synchronize_event(void*) {
+  absent();
+}
+void copy_async(void*, const void*, std::size_t, void*) {
+  absent();
+}
+void fill_async(void*, int, std::size_t, void*) {
+  absent();
+}
 
 }  // namespace moesaic::cuda

@@ -140,7 +140,8 @@ struct Stream::Impl {
   std::exception_ptr failure;
 };
 
-Stream::Stream(Device device, std::string name, Mode mode) : impl_(std::make_shared<Impl>(device, std::move(name), mode)) {}
+Stream::Stream(Device device, std::string name, Mode mode)
+    : impl_(std::make_shared<Impl>(device, std::move(name), mode)) {}
 
 void Stream::enqueue(std::function<void()> task) {
   MOESAIC_CHECK(impl_->device.kind == Device::Kind::cpu, "host tasks belong on CPU streams");
@@ -173,24 +174,34 @@ void Stream::synchronize() {
   if (failure) std::rethrow_exception(failure);
 }
 
-Device Stream::device() const noexcept { return impl_->device; }
-Stream::Mode Stream::mode() const noexcept { return impl_->mode; }
-void* Stream::native() const noexcept { return impl_->native; }
+Device Stream::device() const noexcept {
+  return impl_->device;
+}
+Stream::Mode Stream::mode() const noexcept {
+  return impl_->mode;
+}
+void* Stream::native() const noexcept {
+  return impl_->native;
+}
 
 void copy_tensor(TensorView to, ConstTensorView from, Stream& stream) {
   check_shape(from, to.shape(), "copy source");
   check_dtype(from, to.dtype(), "copy source");
   if (stream.mode() == Stream::Mode::dry || to.bytes() == 0) return;
-  if (stream.native() != nullptr) return cuda::copy_async(to.data(), from.data(), to.bytes(), stream.native());
+  if (stream.native() != nullptr)
+    return cuda::copy_async(to.data(), from.data(), to.bytes(), stream.native());
   stream.enqueue([to, from] { std::memmove(to.data(), from.data(), to.bytes()); });
 }
 
 void fill_bytes(TensorView view, std::uint8_t byte, Stream& stream) {
   if (stream.mode() == Stream::Mode::dry || view.bytes() == 0) return;
-  if (stream.native() != nullptr) return cuda::fill_async(view.data(), byte, view.bytes(), stream.native());
+  if (stream.native() != nullptr)
+    return cuda::fill_async(view.data(), byte, view.bytes(), stream.native());
   stream.enqueue([view, byte] { std::memset(view.data(), byte, view.bytes()); });
 }
 
-void zero_tensor(TensorView view, Stream& stream) { fill_bytes(view, 0, stream); }
+void zero_tensor(TensorView view, Stream& stream) {
+  fill_bytes(view, 0, stream);
+}
 
 }  // namespace moesaic

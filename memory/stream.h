@@ -36,7 +36,7 @@ class Stream {
   void enqueue(std::function<void()> task);
   void record(Event& event);      ///< `event` is reached when all earlier work here is done
   void wait(const Event& event);  ///< later work here starts after `event`; does not block the host
-  void synchronize();             ///< blocks the host until the queue is empty; rethrows a task's exception
+  void synchronize();  ///< blocks the host until the queue is empty; rethrows a task's exception
   Device device() const noexcept;
   Mode mode() const noexcept;
   void* native() const noexcept;  ///< cudaStream_t, or nullptr on the CPU

@@ -28,7 +28,8 @@ class RandomTokens : public data::TokenSource {
   void read(std::int64_t document, std::int64_t begin, std::span<std::int32_t> out) const override {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const std::int64_t at = begin + static_cast<std::int64_t>(i);
-      const double u = uniform(hash_name("bench tokens"), static_cast<std::uint64_t>(document * length_ + at));
+      const double u =
+          uniform(hash_name("bench tokens"), static_cast<std::uint64_t>(document * length_ + at));
       const auto other = 1 + static_cast<std::int32_t>(u * static_cast<double>(vocabulary_ - 1));
       out[i] = at == length_ - 1 ? data::kEndOfText : other;
     }
@@ -51,13 +52,16 @@ struct Result {
 
   double tokens_per_second() const { return static_cast<double>(tokens) / step_seconds; }
   double rate() const { return training_flops * tokens_per_second(); }
-  double processor_rate() const { return training_flops * static_cast<double>(tokens) / processor_seconds; }
+  double processor_rate() const {
+    return training_flops * static_cast<double>(tokens) / processor_seconds;
+  }
 };
 
 Result measure(const config::Config& config, const StepOptions& options) {
   apps::Assembly assembly = apps::assemble(config, true);
   const std::int64_t length = config.data.sequence_length;
-  const auto tokens = std::make_shared<RandomTokens>(4 * config.train.global_batch_size, length, config.model.vocab_size);
+  const auto tokens = std::make_shared<RandomTokens>(
+      4 * config.train.global_batch_size, length, config.model.vocab_size);
   Trainer trainer(Trainer::Parts{.config = &config,
                                  .params = assembly.params.get(),
                                  .model = assembly.model.get(),
@@ -68,7 +72,8 @@ Result measure(const config::Config& config, const StepOptions& options) {
   Result result;
   result.steps = options.steps;
   result.sgemm_rate = library_sgemm_rate();
-  for (int i = 0; i < kWarmUpSteps; ++i) result.tokens = trainer.step().tokens;
+  for (int i = 0; i < kWarmUpSteps; ++i)
+    result.tokens = trainer.step().tokens;
   std::vector<double> times, processor_times;
   for (int i = 0; i < options.steps; ++i) {
     const double start = processor_seconds_now();
@@ -80,7 +85,8 @@ Result measure(const config::Config& config, const StepOptions& options) {
   OpProfile profile;
   trainer.observe(&profile);
   const double start = processor_seconds_now();
-  for (int i = 0; i < options.steps; ++i) trainer.step();
+  for (int i = 0; i < options.steps; ++i)
+    trainer.step();
   result.profiled_seconds = (processor_seconds_now() - start) / options.steps;
   trainer.observe(nullptr);
   result.ops = profile.sorted();
@@ -96,21 +102,44 @@ Result measure(const config::Config& config, const StepOptions& options) {
 
 void print_text(const Result& r, std::ostream& out) {
   out << fmt::format("one process, {} tokens per step, median of {} steps\n", r.tokens, r.steps);
-  out << fmt::format("step             {} (processor time {})\n", time_text(r.step_seconds), time_text(r.processor_seconds));
+  out << fmt::format("step             {} (processor time {})\n",
+                     time_text(r.step_seconds),
+                     time_text(r.processor_seconds));
   out << fmt::format("rate             {:.0f} tokens/s\n", r.tokens_per_second());
-  out << fmt::format("model operations {:.2f} MFLOP per token in training, as `moesaic plan` counts\n", r.training_flops / 1e6);
-  out << fmt::format("                 {:.2f} GFLOP/s, {:.2f} GFLOP per second of processor time\n", r.rate() / 1e9, r.processor_rate() / 1e9);
-  out << fmt::format("library sgemm    {:.2f} GFLOP per second of processor time (1024^3, one thread)\n", r.sgemm_rate / 1e9);
+  out << fmt::format(
+      "model operations {:.2f} MFLOP per token in training, as `moesaic plan` counts\n",
+      r.training_flops / 1e6);
+  out << fmt::format("                 {:.2f} GFLOP/s, {:.2f} GFLOP per second of processor time\n",
+                     r.rate() / 1e9,
+                     r.processor_rate() / 1e9);
+  out << fmt::format(
+      "library sgemm    {:.2f} GFLOP per second of processor time (1024^3, one thread)\n",
+      r.sgemm_rate / 1e9);
   out << fmt::format("share of sgemm   {:.1f} %\n\n", 100 * r.processor_rate() / r.sgemm_rate);
-  out << fmt::format("{:<32}{:>7}{:>12}{:>8}{:>10}{:>10}\n", "op, processor time per step", "calls", "time", "share", "GFLOP/s", "GB/s");
+  out << fmt::format("{:<32}{:>7}{:>12}{:>8}{:>10}{:>10}\n",
+                     "op, processor time per step",
+                     "calls",
+                     "time",
+                     "share",
+                     "GFLOP/s",
+                     "GB/s");
   double sum = 0;
   for (const auto& op : r.ops) {
     sum += op.seconds;
-    out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%{:>10.2f}{:>10.2f}\n", op.op, op.calls, time_text(op.seconds), 100 * op.seconds / r.profiled_seconds,
-                       op.cost.flops / op.seconds / 1e9, op.cost.bytes / op.seconds / 1e9);
+    out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%{:>10.2f}{:>10.2f}\n",
+                       op.op,
+                       op.calls,
+                       time_text(op.seconds),
+                       100 * op.seconds / r.profiled_seconds,
+                       op.cost.flops / op.seconds / 1e9,
+                       op.cost.bytes / op.seconds / 1e9);
   }
   const double rest = r.profiled_seconds - sum;
-  out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%\n", "copies, zeroing, host", "", time_text(rest), 100 * rest / r.profiled_seconds);
+  out << fmt::format("{:<32}{:>7}{:>12}{:>7.1f}%\n",
+                     "copies, zeroing, host",
+                     "",
+                     time_text(rest),
+                     100 * rest / r.profiled_seconds);
 }
 
 void print_json(const Result& r, std::ostream& out) {
@@ -127,7 +156,11 @@ void print_json(const Result& r, std::ostream& out) {
   json["share_of_sgemm"] = r.processor_rate() / r.sgemm_rate;
   json["profiled_processor_seconds"] = r.profiled_seconds;
   for (const auto& op : r.ops) {
-    json["ops"].push_back({{"op", op.op}, {"calls", op.calls}, {"seconds", op.seconds}, {"flops", op.cost.flops}, {"bytes", op.cost.bytes}});
+    json["ops"].push_back({{"op", op.op},
+                           {"calls", op.calls},
+                           {"seconds", op.seconds},
+                           {"flops", op.cost.flops},
+                           {"bytes", op.cost.bytes}});
   }
   out << json.dump(2) << "\n";
 }
@@ -137,7 +170,10 @@ void print_json(const Result& r, std::ostream& out) {
 int bench_step(const config::LoadedConfig& loaded, const StepOptions& options, std::ostream& out) {
   const std::int64_t needed = kWarmUpSteps + 2 * options.steps;
   if (loaded.config.train.steps < needed) {
-    throw UsageError(fmt::format("train.steps is {}, but {} are needed for --steps {}", loaded.config.train.steps, needed, options.steps));
+    throw UsageError(fmt::format("train.steps is {}, but {} are needed for --steps {}",
+                                 loaded.config.train.steps,
+                                 needed,
+                                 options.steps));
   }
   const Result result = measure(loaded.config, options);
   options.json ? print_json(result, out) : print_text(result, out);

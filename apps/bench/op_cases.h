@@ -21,7 +21,10 @@ struct OpCase {
 class OpCases {
  public:
   /// Cases whose op name contains `only`, with activations and weights of `dtype`.
-  OpCases(DType dtype, std::string only) : dtype_(dtype), stats_(dtype == DType::f64 ? DType::f64 : DType::f32), only_(std::move(only)) {}
+  OpCases(DType dtype, std::string only)
+      : dtype_(dtype),
+        stats_(dtype == DType::f64 ? DType::f64 : DType::f32),
+        only_(std::move(only)) {}
   const std::vector<OpCase>& cases() const noexcept { return cases_; }
 
   void add_products();
@@ -36,7 +39,8 @@ class OpCases {
   template <class Op>
   void add(const Op& op, std::string shape) {
     op.check();
-    cases_.push_back({Op::kName, std::move(shape), op.cost(), [op](Backend& b) { moesaic::run(b, op); }});
+    cases_.push_back(
+        {Op::kName, std::move(shape), op.cost(), [op](Backend& b) { moesaic::run(b, op); }});
   }
   TensorView memory(Shape shape, DType dtype);
   /// scale * standard normal + offset.

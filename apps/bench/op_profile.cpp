@@ -25,7 +25,8 @@ std::vector<OpProfile::Entry> OpProfile::sorted() const {
     all.push_back(entry);
     all.back().op = name;
   }
-  std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return a.seconds > b.seconds; });
+  std::sort(
+      all.begin(), all.end(), [](const Entry& a, const Entry& b) { return a.seconds > b.seconds; });
   return all;
 }
 

@@ -39,7 +39,19 @@ double library_sgemm_rate() {
   std::vector<double> times;
   for (int call = 0; call <= kCalls; ++call) {
     const double start = processor_seconds_now();
-    cpu::gemm_tile<float>(false, false, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize, 0.0F, c.data(), kSize);
+    cpu::gemm_tile<float>(false,
+                          false,
+                          kSize,
+                          kSize,
+                          kSize,
+                          1.0F,
+                          a.data(),
+                          kSize,
+                          b.data(),
+                          kSize,
+                          0.0F,
+                          c.data(),
+                          kSize);
     if (call > 0) times.push_back(processor_seconds_now() - start);  // the first call warms up
   }
   return 2.0 * kSize * kSize * kSize / median(times);

@@ -20,13 +20,16 @@ void run_mix(CaseRun& run) {
     dsources.push_back(run.zeros(sources.back().shape(), stats));
   }
   const TensorView h = run.poisoned(dh.shape(), compute), p = run.poisoned({dh.dim(0), n}, stats);
-  const TensorView dquery = run.zeros(query.shape(), run.precision().grad), dnorm = run.zeros(norm.shape(), run.precision().grad);
+  const TensorView dquery = run.zeros(query.shape(), run.precision().grad),
+                   dnorm = run.zeros(norm.shape(), run.precision().grad);
   const double eps = run.cfg_real("eps");
   moesaic::run(run.backend(), AttnResForward{h, p, sources, query, norm, eps});
-  moesaic::run(run.backend(), AttnResBackward{dsources, dquery, dnorm, dh, p, sources, query, norm, eps});
+  moesaic::run(run.backend(),
+               AttnResBackward{dsources, dquery, dnorm, dh, p, sources, query, norm, eps});
   run.expect("out.h", h);
   run.expect("aux.p", p);
-  for (std::int64_t i = 0; i < n; ++i) run.expect("grad.in.source." + std::to_string(i), dsources[static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i < n; ++i)
+    run.expect("grad.in.source." + std::to_string(i), dsources[static_cast<std::size_t>(i)]);
   run.expect("grad.w.query", dquery);
   run.expect("grad.w.norm", dnorm);
 }
@@ -36,7 +39,10 @@ void run_mix(CaseRun& run) {
 class ToyNetwork {
  public:
   explicit ToyNetwork(CaseRun& run)
-      : run_(run), layers_(run.cfg_int("L")), block_(run.cfg_has("S") ? run.cfg_int("S") : 1), eps_(run.cfg_real("eps")) {}
+      : run_(run),
+        layers_(run.cfg_int("L")),
+        block_(run.cfg_has("S") ? run.cfg_int("S") : 1),
+        eps_(run.cfg_real("eps")) {}
 
   void forward() {
     sums_.push_back(run_.load("in.h1"));
@@ -59,7 +65,8 @@ class ToyNetwork {
   }
 
   void backward() {
-    for (const auto& sum : sums_) dsums_.push_back(run_.zeros(sum.shape(), run_.precision().stats));
+    for (const auto& sum : sums_)
+      dsums_.push_back(run_.zeros(sum.shape(), run_.precision().stats));
     mix_backward(layers_, run_.load("cot.y"));
     for (std::int64_t l = layers_ - 1; l >= 0; --l) {
       const TensorView dy = run_.poisoned(outputs_[at(l)].shape(), run_.precision().compute);
@@ -79,12 +86,16 @@ class ToyNetwork {
   // Sources of mix l: all finished blocks, and the running sum unless the sublayer opens a block.
   Mix mix(std::int64_t l) {
     Mix m;
-    for (const auto& s : sums_) m.sources.push_back(s);
+    for (const auto& s : sums_)
+      m.sources.push_back(s);
     const auto n = static_cast<std::int64_t>(m.sources.size());
     m.h = run_.poisoned(sums_[0].shape(), run_.precision().compute);
     m.p = run_.poisoned({m.h.dim(0), n}, run_.precision().stats);
     const std::string i = std::to_string(l);
-    moesaic::run(run_.backend(), AttnResForward{m.h, m.p, m.sources, run_.load("w.query." + i), run_.load("w.norm." + i), eps_});
+    moesaic::run(
+        run_.backend(),
+        AttnResForward{
+            m.h, m.p, m.sources, run_.load("w.query." + i), run_.load("w.norm." + i), eps_});
     return m;
   }
 
@@ -92,9 +103,12 @@ class ToyNetwork {
     const Mix& m = mixes_[at(l)];
     const std::string i = std::to_string(l);
     const TensorView query = run_.load("w.query." + i), norm = run_.load("w.norm." + i);
-    const TensorView dquery = run_.zeros(query.shape(), run_.precision().grad), dnorm = run_.zeros(norm.shape(), run_.precision().grad);
-    const std::vector<TensorView> targets(dsums_.begin(), dsums_.begin() + static_cast<std::ptrdiff_t>(m.sources.size()));
-    moesaic::run(run_.backend(), AttnResBackward{targets, dquery, dnorm, dh, m.p, m.sources, query, norm, eps_});
+    const TensorView dquery = run_.zeros(query.shape(), run_.precision().grad),
+                     dnorm = run_.zeros(norm.shape(), run_.precision().grad);
+    const std::vector<TensorView> targets(
+        dsums_.begin(), dsums_.begin() + static_cast<std::ptrdiff_t>(m.sources.size()));
+    moesaic::run(run_.backend(),
+                 AttnResBackward{targets, dquery, dnorm, dh, m.p, m.sources, query, norm, eps_});
     run_.expect("grad.w.query." + i, dquery);
     run_.expect("grad.w.norm." + i, dnorm);
   }
@@ -104,14 +118,16 @@ class ToyNetwork {
     const TensorView z = run_.poisoned(h.shape(), run_.precision().stats);
     moesaic::run(run_.backend(), linear_forward(z, h, run_.load("w.f." + std::to_string(l))));
     std::vector<double> y = run_.download(z);
-    for (double& v : y) v = std::tanh(v);
+    for (double& v : y)
+      v = std::tanh(v);
     return run_.upload(y, h.shape(), run_.precision().compute);
   }
   TensorView sublayer_backward(std::int64_t l, const TensorView& dy) {
     const std::string name = "w.f." + std::to_string(l);
     const std::vector<double> y = run_.download(outputs_[at(l)]);
     std::vector<double> dz = run_.download(dy);
-    for (std::size_t i = 0; i < dz.size(); ++i) dz[i] *= 1 - y[i] * y[i];
+    for (std::size_t i = 0; i < dz.size(); ++i)
+      dz[i] *= 1 - y[i] * y[i];
     const TensorView d = run_.upload(dz, dy.shape(), run_.precision().compute);
     const TensorView w = run_.load(name), dw = run_.zeros(w.shape(), run_.precision().grad);
     const TensorView dh = run_.poisoned(dy.shape(), run_.precision().compute);

@@ -23,10 +23,12 @@ std::vector<Out> read_as(const ConstTensorView& view) {
 
 double norm(const std::vector<double>& values) {
   double largest = 0;
-  for (const double v : values) largest = std::max(largest, std::abs(v));
+  for (const double v : values)
+    largest = std::max(largest, std::abs(v));
   if (largest == 0 || !std::isfinite(largest)) return largest;
   double sum = 0;  // scaled, so that neither 1e-200 nor 1e200 is lost in its square
-  for (const double v : values) sum += (v / largest) * (v / largest);
+  for (const double v : values)
+    sum += (v / largest) * (v / largest);
   return largest * std::sqrt(sum);
 }
 
@@ -34,32 +36,48 @@ double norm(const std::vector<double>& values) {
 
 bool is_result(const std::string& name) {
   const std::string kind = kind_of(name);
-  return kind == "out" || kind == "aux" || kind == "traj" || kind == "final" || kind.starts_with("grad");
+  return kind == "out" || kind == "aux" || kind == "traj" || kind == "final" ||
+         kind.starts_with("grad");
 }
 
-std::string kind_of(const std::string& name) { return name.substr(0, name.find('.')); }
+std::string kind_of(const std::string& name) {
+  return name.substr(0, name.find('.'));
+}
 
 std::vector<double> read_reals(const SafetensorsFile& file, const std::string& name) {
   const ConstTensorView view = file.view(name);
   switch (view.dtype()) {
-    case DType::f64: return read_as<double, double>(view);
-    case DType::f32: return read_as<float, double>(view);
-    case DType::bf16: return read_as<bf16, double>(view);
-    case DType::i64: return read_as<std::int64_t, double>(view);
-    case DType::i32: return read_as<std::int32_t, double>(view);
-    case DType::u8: return read_as<std::uint8_t, double>(view);
-    default: throw InputError(fmt::format("{}: tensor '{}' has dtype {}", file.path().string(), name, moesaic::name(view.dtype())));
+    case DType::f64:
+      return read_as<double, double>(view);
+    case DType::f32:
+      return read_as<float, double>(view);
+    case DType::bf16:
+      return read_as<bf16, double>(view);
+    case DType::i64:
+      return read_as<std::int64_t, double>(view);
+    case DType::i32:
+      return read_as<std::int32_t, double>(view);
+    case DType::u8:
+      return read_as<std::uint8_t, double>(view);
+    default:
+      throw InputError(fmt::format(
+          "{}: tensor '{}' has dtype {}", file.path().string(), name, moesaic::name(view.dtype())));
   }
 }
 
 std::vector<std::int64_t> read_ints(const SafetensorsFile& file, const std::string& name) {
   const ConstTensorView view = file.view(name);
   switch (view.dtype()) {
-    case DType::i64: return read_as<std::int64_t, std::int64_t>(view);
-    case DType::i32: return read_as<std::int32_t, std::int64_t>(view);
-    case DType::u8: return read_as<std::uint8_t, std::int64_t>(view);
+    case DType::i64:
+      return read_as<std::int64_t, std::int64_t>(view);
+    case DType::i32:
+      return read_as<std::int32_t, std::int64_t>(view);
+    case DType::u8:
+      return read_as<std::uint8_t, std::int64_t>(view);
     default:
-      throw InputError(fmt::format("{}: tensor '{}' should hold integers, not {}", file.path().string(), name,
+      throw InputError(fmt::format("{}: tensor '{}' should hold integers, not {}",
+                                   file.path().string(),
+                                   name,
                                    moesaic::name(view.dtype())));
   }
 }
@@ -74,7 +92,9 @@ std::map<std::string, double> largest_norms(const SafetensorsFile& file) {
   return largest;
 }
 
-Difference difference(const std::vector<double>& got, const std::vector<double>& want, double largest_norm_of_kind) {
+Difference difference(const std::vector<double>& got,
+                      const std::vector<double>& want,
+                      double largest_norm_of_kind) {
   Difference d;
   d.stored_zero = std::all_of(want.begin(), want.end(), [](double v) { return v == 0.0; });
   std::vector<double> delta(want.size());
@@ -94,15 +114,19 @@ Difference difference(const std::vector<double>& got, const std::vector<double>&
 
 double relative_limit(DType compute, bool stored_in_f32, double length) {
   if (compute == DType::f64) return stored_in_f32 ? 2e-7 : 1e-9;
-  return compute == DType::f32 ? 32 * std::ldexp(1.0, -24) * std::sqrt(length) : 2 * std::ldexp(1.0, -8) * std::sqrt(length);
+  return compute == DType::f32 ? 32 * std::ldexp(1.0, -24) * std::sqrt(length)
+                               : 2 * std::ldexp(1.0, -8) * std::sqrt(length);
 }
 
-double zero_floor(DType compute) { return compute == DType::f64 ? 1e-9 : compute == DType::f32 ? 1e-6 : 1e-3; }
+double zero_floor(DType compute) {
+  return compute == DType::f64 ? 1e-9 : compute == DType::f32 ? 1e-6 : 1e-3;
+}
 
 double longest_extent(const SafetensorsFile& file) {
   std::int64_t longest = 16;
   for (const auto& [name, tensor] : file.tensors()) {
-    for (int i = 0; i < tensor.shape.rank; ++i) longest = std::max(longest, tensor.shape[i]);
+    for (int i = 0; i < tensor.shape.rank; ++i)
+      longest = std::max(longest, tensor.shape[i]);
   }
   return static_cast<double>(longest);
 }

@@ -23,11 +23,15 @@ std::map<std::string, double> largest_norms(const SafetensorsFile& file);
 
 /// How far a result is from the stored one.
 struct Difference {
-  double relative = 0;  ///< ||got - want|| / max(||want||, 1e-6 largest norm of the kind); infinite if not finite
+  double relative =
+      0;  ///< ||got - want|| / max(||want||, 1e-6 largest norm of the kind); infinite if not finite
   double absolute = 0;  ///< largest |got - want|
-  bool stored_zero = false;  ///< all stored elements are zero: judged by zero_floor() and not by `relative`
+  bool stored_zero =
+      false;  ///< all stored elements are zero: judged by zero_floor() and not by `relative`
 };
-Difference difference(const std::vector<double>& got, const std::vector<double>& want, double largest_norm_of_kind);
+Difference difference(const std::vector<double>& got,
+                      const std::vector<double>& want,
+                      double largest_norm_of_kind);
 
 /// Largest relative error accepted. f64: 1e-9, or 2e-7 where results are stored in float32. Else 32 u sqrt(length) for
 /// f32 (u = 2^-24) and 2 u sqrt(length) for bf16 (u = 2^-8): errors of independent roundings grow with the root of

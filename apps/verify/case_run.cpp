@@ -16,9 +16,11 @@ using Json = nlohmann::json;
 
 Json parse_cfg(const SafetensorsFile& file) {
   const auto found = file.metadata().find("cfg");
-  if (found == file.metadata().end()) throw InputError(file.path().string() + ": no 'cfg' in the metadata");
+  if (found == file.metadata().end())
+    throw InputError(file.path().string() + ": no 'cfg' in the metadata");
   Json cfg = Json::parse(found->second, nullptr, false);
-  if (!cfg.is_object()) throw InputError(file.path().string() + ": the metadata entry 'cfg' is not a JSON object");
+  if (!cfg.is_object())
+    throw InputError(file.path().string() + ": the metadata entry 'cfg' is not a JSON object");
   return cfg;
 }
 
@@ -37,10 +39,14 @@ void write_elements(std::byte* to, const std::vector<In>& values) {
 template <class In>
 void write_as(DType dtype, std::byte* to, const std::vector<In>& values) {
   switch (dtype) {
-    case DType::i32: return write_elements<std::int32_t>(to, values);
-    case DType::i64: return write_elements<std::int64_t>(to, values);
-    case DType::u8: return write_elements<std::uint8_t>(to, values);
-    default: dispatch_float(dtype, [&]<class T>(TypeTag<T>) { write_elements<T>(to, values); });
+    case DType::i32:
+      return write_elements<std::int32_t>(to, values);
+    case DType::i64:
+      return write_elements<std::int64_t>(to, values);
+    case DType::u8:
+      return write_elements<std::uint8_t>(to, values);
+    default:
+      dispatch_float(dtype, [&]<class T>(TypeTag<T>) { write_elements<T>(to, values); });
   }
 }
 
@@ -48,13 +54,21 @@ template <class Out>
 std::vector<Out> read_back(const ConstTensorView& host) {
   std::vector<Out> values(static_cast<std::size_t>(host.numel()));
   const auto read = [&]<class T>(TypeTag<T>) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<Out>(host.as<T>()[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<Out>(host.as<T>()[i]);
   };
   switch (host.dtype()) {
-    case DType::i32: read(TypeTag<std::int32_t>{}); break;
-    case DType::i64: read(TypeTag<std::int64_t>{}); break;
-    case DType::u8: read(TypeTag<std::uint8_t>{}); break;
-    default: dispatch_float(host.dtype(), read);
+    case DType::i32:
+      read(TypeTag<std::int32_t>{});
+      break;
+    case DType::i64:
+      read(TypeTag<std::int64_t>{});
+      break;
+    case DType::u8:
+      read(TypeTag<std::uint8_t>{});
+      break;
+    default:
+      dispatch_float(host.dtype(), read);
   }
   return values;
 }
@@ -74,13 +88,15 @@ struct CaseRun::Impl {
 
   TensorView allocate(const Shape& shape, DType dtype) {
     const std::size_t bytes = byte_size(dtype) * static_cast<std::size_t>(shape.numel());
-    const Buffer& buffer = memory.emplace_back(std::max<std::size_t>(bytes, 1), stream_of(backend).device(), "verify");
+    const Buffer& buffer =
+        memory.emplace_back(std::max<std::size_t>(bytes, 1), stream_of(backend).device(), "verify");
     return buffer.view(shape, dtype);
   }
 
   template <class In>
   TensorView upload(const std::vector<In>& values, const Shape& shape, DType dtype) {
-    MOESAIC_CHECK(static_cast<std::int64_t>(values.size()) == shape.numel(), "as many values as elements");
+    MOESAIC_CHECK(static_cast<std::int64_t>(values.size()) == shape.numel(),
+                  "as many values as elements");
     const TensorView device = allocate(shape, dtype);
     if (device.device() == kCpu) {
       write_as(dtype, device.data(), values);
@@ -117,8 +133,10 @@ struct CaseRun::Impl {
   template <class Test>
   const Json& need_cfg(const std::string& path, const char* what, Test test) const {
     const Json* found = find_cfg(path);
-    if (found == nullptr) throw InputError(fmt::format("{}: cfg has no '{}'", file.path().string(), path));
-    if (!test(*found)) throw InputError(fmt::format("{}: cfg '{}' should be {}", file.path().string(), path, what));
+    if (found == nullptr)
+      throw InputError(fmt::format("{}: cfg has no '{}'", file.path().string(), path));
+    if (!test(*found))
+      throw InputError(fmt::format("{}: cfg '{}' should be {}", file.path().string(), path, what));
     return *found;
   }
 
@@ -161,21 +179,31 @@ CaseRun::CaseRun(const SafetensorsFile& file, Backend& backend, const Precision&
     : impl_(std::make_unique<Impl>(file, backend, precision)) {}
 CaseRun::~CaseRun() = default;
 
-Backend& CaseRun::backend() { return impl_->backend; }
-const Precision& CaseRun::precision() const { return impl_->precision; }
-Stream& CaseRun::stream() { return stream_of(impl_->backend); }
+Backend& CaseRun::backend() {
+  return impl_->backend;
+}
+const Precision& CaseRun::precision() const {
+  return impl_->precision;
+}
+Stream& CaseRun::stream() {
+  return stream_of(impl_->backend);
+}
 
 std::int64_t CaseRun::cfg_int(const std::string& path) const {
-  return impl_->need_cfg(path, "an integer", [](const Json& j) { return j.is_number_integer(); }).get<std::int64_t>();
+  return impl_->need_cfg(path, "an integer", [](const Json& j) { return j.is_number_integer(); })
+      .get<std::int64_t>();
 }
 double CaseRun::cfg_real(const std::string& path) const {
-  return impl_->need_cfg(path, "a number", [](const Json& j) { return j.is_number(); }).get<double>();
+  return impl_->need_cfg(path, "a number", [](const Json& j) { return j.is_number(); })
+      .get<double>();
 }
 std::string CaseRun::cfg_text(const std::string& path) const {
-  return impl_->need_cfg(path, "a text", [](const Json& j) { return j.is_string(); }).get<std::string>();
+  return impl_->need_cfg(path, "a text", [](const Json& j) { return j.is_string(); })
+      .get<std::string>();
 }
 bool CaseRun::cfg_bool(const std::string& path) const {
-  return impl_->need_cfg(path, "true or false", [](const Json& j) { return j.is_boolean(); }).get<bool>();
+  return impl_->need_cfg(path, "true or false", [](const Json& j) { return j.is_boolean(); })
+      .get<bool>();
 }
 bool CaseRun::cfg_has(const std::string& path) const {
   const Json* found = impl_->find_cfg(path);
@@ -183,19 +211,25 @@ bool CaseRun::cfg_has(const std::string& path) const {
 }
 std::vector<std::int64_t> CaseRun::cfg_ints(const std::string& path) const {
   const auto all_ints = [](const Json& j) {
-    return j.is_array() && std::all_of(j.begin(), j.end(), [](const Json& v) { return v.is_number_integer(); });
+    return j.is_array() &&
+           std::all_of(j.begin(), j.end(), [](const Json& v) { return v.is_number_integer(); });
   };
   return impl_->need_cfg(path, "a list of integers", all_ints).get<std::vector<std::int64_t>>();
 }
 std::vector<double> CaseRun::cfg_reals(const std::string& path) const {
   const auto all_numbers = [](const Json& j) {
-    return j.is_array() && std::all_of(j.begin(), j.end(), [](const Json& v) { return v.is_number(); });
+    return j.is_array() &&
+           std::all_of(j.begin(), j.end(), [](const Json& v) { return v.is_number(); });
   };
   return impl_->need_cfg(path, "a list of numbers", all_numbers).get<std::vector<double>>();
 }
 
-bool CaseRun::has(const std::string& name) const { return impl_->file.contains(name); }
-Shape CaseRun::shape(const std::string& name) const { return impl_->file.view(name).shape(); }
+bool CaseRun::has(const std::string& name) const {
+  return impl_->file.contains(name);
+}
+Shape CaseRun::shape(const std::string& name) const {
+  return impl_->file.view(name).shape();
+}
 std::vector<std::string> CaseRun::names_with_prefix(const std::string& prefix) const {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : impl_->file.tensors()) {
@@ -214,8 +248,12 @@ TensorView CaseRun::load_i32(const std::string& name) {
   if (is_new) entry->second = upload_i32(host_ints(name), shape(name));
   return entry->second;
 }
-std::vector<std::int64_t> CaseRun::host_ints(const std::string& name) const { return read_ints(impl_->file, name); }
-std::vector<double> CaseRun::host_reals(const std::string& name) const { return read_reals(impl_->file, name); }
+std::vector<std::int64_t> CaseRun::host_ints(const std::string& name) const {
+  return read_ints(impl_->file, name);
+}
+std::vector<double> CaseRun::host_reals(const std::string& name) const {
+  return read_reals(impl_->file, name);
+}
 
 TensorView CaseRun::zeros(Shape shape, DType dtype) {
   const TensorView view = impl_->allocate(shape, dtype);
@@ -237,17 +275,23 @@ TensorView CaseRun::upload(const std::vector<double>& values, Shape shape, DType
 TensorView CaseRun::upload_i32(const std::vector<std::int64_t>& values, Shape shape) {
   for (const std::int64_t v : values) {
     if (v != static_cast<std::int32_t>(v)) {
-      throw InputError(fmt::format("{}: integer {} does not fit 32 bits", impl_->file.path().string(), v));
+      throw InputError(
+          fmt::format("{}: integer {} does not fit 32 bits", impl_->file.path().string(), v));
     }
   }
   return impl_->upload(values, shape, DType::i32);
 }
-std::vector<double> CaseRun::download(ConstTensorView view) { return impl_->download<double>(view); }
+std::vector<double> CaseRun::download(ConstTensorView view) {
+  return impl_->download<double>(view);
+}
 
-void CaseRun::expect(const std::string& name, ConstTensorView got) { expect(name, download(got)); }
+void CaseRun::expect(const std::string& name, ConstTensorView got) {
+  expect(name, download(got));
+}
 void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
-  impl_->measured.push_back({name, difference(got, read_reals(impl_->file, name), impl_->norms[kind_of(name)])});
+  impl_->measured.push_back(
+      {name, difference(got, read_reals(impl_->file, name), impl_->norms[kind_of(name)])});
 }
 
 void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64_t>& got) {
@@ -255,8 +299,11 @@ void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64
   const std::vector<std::int64_t> want = read_ints(impl_->file, name);
   const auto at = std::mismatch(got.begin(), got.end(), want.begin());
   if (at.first != got.end()) {
-    impl_->failures.push_back(fmt::format("'{}' differs first at element {}: {}, stored is {}", name, at.first - got.begin(),
-                                          *at.first, *at.second));
+    impl_->failures.push_back(fmt::format("'{}' differs first at element {}: {}, stored is {}",
+                                          name,
+                                          at.first - got.begin(),
+                                          *at.first,
+                                          *at.second));
   }
 }
 void CaseRun::expect_exact(const std::string& name, ConstTensorView got_ints) {
@@ -271,23 +318,30 @@ void CaseRun::waive(const std::string& name, const std::string& reason) {
   }
   note(fmt::format("{} waived: {}", name, reason));
 }
-void CaseRun::fail(const std::string& why) { impl_->failures.push_back(why); }
+void CaseRun::fail(const std::string& why) {
+  impl_->failures.push_back(why);
+}
 void CaseRun::scale_limit(double factor_f32, double factor_bf16) {
   impl_->factor_f32 = factor_f32;
   impl_->factor_bf16 = factor_bf16;
 }
-void CaseRun::note(const std::string& text) { impl_->notes.push_back(text); }
+void CaseRun::note(const std::string& text) {
+  impl_->notes.push_back(text);
+}
 
 CaseResult CaseRun::finish() {
   Impl& run = *impl_;
   const DType compute = run.precision.compute;
-  const double factor = compute == DType::f64 ? 1.0 : compute == DType::f32 ? run.factor_f32 : run.factor_bf16;
+  const double factor = compute == DType::f64   ? 1.0
+                        : compute == DType::f32 ? run.factor_f32
+                                                : run.factor_bf16;
   CaseResult& result = run.result;
   result.limit = factor * relative_limit(compute, run.stored_in_f32, longest_extent(run.file));
   for (const auto& m : run.measured) {
     if (m.difference.stored_zero) {
       if (!(m.difference.absolute <= zero_floor(compute))) {
-        run.failures.push_back(fmt::format("'{}' is stored as zeros, found {:.3g}", m.name, m.difference.absolute));
+        run.failures.push_back(
+            fmt::format("'{}' is stored as zeros, found {:.3g}", m.name, m.difference.absolute));
       }
       continue;
     }
@@ -300,7 +354,8 @@ CaseResult CaseRun::finish() {
     }
   }
   if (!run.open.empty()) {
-    run.failures.push_back(fmt::format("{} stored results were not reported, first '{}'", run.open.size(), *run.open.begin()));
+    run.failures.push_back(fmt::format(
+        "{} stored results were not reported, first '{}'", run.open.size(), *run.open.begin()));
   }
   if (result.compared == 0) run.failures.push_back("nothing was compared");
   result.status = run.failures.empty() ? CaseResult::Status::passed : CaseResult::Status::failed;
@@ -322,13 +377,17 @@ std::vector<CaseFamily>& families() {
 }
 }  // namespace
 
-RegisterFamily::RegisterFamily(CaseFamily family) { families().push_back(family); }
+RegisterFamily::RegisterFamily(CaseFamily family) {
+  families().push_back(family);
+}
 
 const CaseFamily* find_family(const std::string& case_name) {
   const CaseFamily* best = nullptr;
   for (const CaseFamily& family : families()) {
     const std::string prefix = family.prefix;
-    if (case_name.starts_with(prefix) && (best == nullptr || prefix.size() > std::strlen(best->prefix))) best = &family;
+    if (case_name.starts_with(prefix) &&
+        (best == nullptr || prefix.size() > std::strlen(best->prefix)))
+      best = &family;
   }
   return best;
 }

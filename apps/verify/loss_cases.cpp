@@ -23,11 +23,22 @@ struct VocabCase {
   }
 };
 
-void cross_entropy(VocabCase& c, const std::string& name, const ConstTensorView& weight, double divisor, double z_coef) {
-  const TensorView loss = c.scalar(0), z = c.scalar(0), d = c.run.poisoned(c.logits.shape(), c.logits.dtype());
-  moesaic::run(c.run.backend(), CrossEntropy{.loss_sum = loss, .z_sum = z, .dlogits = d, .logits = c.logits,
-                                             .targets = c.run.load_i32("in.target"), .weight = weight,
-                                             .divisor = c.scalar(divisor), .z_coef = z_coef});
+void cross_entropy(VocabCase& c,
+                   const std::string& name,
+                   const ConstTensorView& weight,
+                   double divisor,
+                   double z_coef) {
+  const TensorView loss = c.scalar(0), z = c.scalar(0),
+                   d = c.run.poisoned(c.logits.shape(), c.logits.dtype());
+  moesaic::run(c.run.backend(),
+               CrossEntropy{.loss_sum = loss,
+                            .z_sum = z,
+                            .dlogits = d,
+                            .logits = c.logits,
+                            .targets = c.run.load_i32("in.target"),
+                            .weight = weight,
+                            .divisor = c.scalar(divisor),
+                            .z_coef = z_coef});
   c.report(name, (c.run.download(loss)[0] + z_coef * c.run.download(z)[0]) / divisor, d);
 }
 
@@ -35,9 +46,14 @@ void divergence(VocabCase& c, const std::string& name, DivergenceKind kind) {
   const std::vector<double> mask = c.run.host_reals("in.mask");
   const double divisor = std::accumulate(mask.begin(), mask.end(), 0.0);
   const TensorView loss = c.scalar(0), d = c.run.poisoned(c.logits.shape(), c.logits.dtype());
-  moesaic::run(c.run.backend(), VocabDivergence{.loss_sum = loss, .dlogits = d, .logits = c.logits,
-                                                .teacher = c.run.load("in.teacher"), .mask = c.run.load("in.mask", c.acc),
-                                                .divisor = c.scalar(divisor), .kind = kind});
+  moesaic::run(c.run.backend(),
+               VocabDivergence{.loss_sum = loss,
+                               .dlogits = d,
+                               .logits = c.logits,
+                               .teacher = c.run.load("in.teacher"),
+                               .mask = c.run.load("in.mask", c.acc),
+                               .divisor = c.scalar(divisor),
+                               .kind = kind});
   c.report(name, c.run.download(loss)[0] / divisor, d);
 }
 

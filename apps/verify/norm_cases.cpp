@@ -21,20 +21,36 @@ void run_norms(CaseRun& run) {
   moesaic::run(run.backend(), RmsNormForward{rms, inv_rms, x, w, eps});
   run.expect("out.rms", rms);
   const TensorView l2 = run.poisoned(x.shape(), compute), inv_norm = run.poisoned({rows}, stats);
-  moesaic::run(run.backend(), L2NormForward{.y = l2, .inv_norm = inv_norm, .x = x, .eps = run.cfg_real("eps_l2")});
+  moesaic::run(run.backend(),
+               L2NormForward{.y = l2, .inv_norm = inv_norm, .x = x, .eps = run.cfg_real("eps_l2")});
   run.expect("out.l2", l2);
   const TensorView gated = run.poisoned(heads, compute), inv_gated = run.poisoned({rows, 1}, stats);
-  moesaic::run(run.backend(), GatedRmsNormForward{gated, inv_gated, x.reshaped(heads), gate.reshaped(heads), w, eps});
+  moesaic::run(
+      run.backend(),
+      GatedRmsNormForward{gated, inv_gated, x.reshaped(heads), gate.reshaped(heads), w, eps});
   run.expect("out.gated", gated);
 
   const TensorView part = run.poisoned(x.shape(), compute), dgate = run.poisoned(heads, compute);
-  moesaic::run(run.backend(), RmsNormBackward{.dx = part, .dweight = dw, .dy = run.load("cot.rms"), .x = x, .weight = w, .inv_rms = inv_rms});
+  moesaic::run(run.backend(),
+               RmsNormBackward{.dx = part,
+                               .dweight = dw,
+                               .dy = run.load("cot.rms"),
+                               .x = x,
+                               .weight = w,
+                               .inv_rms = inv_rms});
   moesaic::run(run.backend(), Accumulate{dx, part});
-  moesaic::run(run.backend(), L2NormBackward{.dx = part, .dy = run.load("cot.l2"), .x = x, .inv_norm = inv_norm});
+  moesaic::run(run.backend(),
+               L2NormBackward{.dx = part, .dy = run.load("cot.l2"), .x = x, .inv_norm = inv_norm});
   moesaic::run(run.backend(), Accumulate{dx, part});
-  moesaic::run(run.backend(), GatedRmsNormBackward{.dx = part.reshaped(heads), .dgate = dgate, .dweight = dw,
-                                                   .dy = run.load("cot.gated").reshaped(heads), .x = x.reshaped(heads),
-                                                   .gate = gate.reshaped(heads), .weight = w, .inv_rms = inv_gated});
+  moesaic::run(run.backend(),
+               GatedRmsNormBackward{.dx = part.reshaped(heads),
+                                    .dgate = dgate,
+                                    .dweight = dw,
+                                    .dy = run.load("cot.gated").reshaped(heads),
+                                    .x = x.reshaped(heads),
+                                    .gate = gate.reshaped(heads),
+                                    .weight = w,
+                                    .inv_rms = inv_gated});
   moesaic::run(run.backend(), Accumulate{dx, part});
   run.expect("grad.in.x", dx);
   run.expect("grad.in.gate", dgate);
@@ -42,17 +58,22 @@ void run_norms(CaseRun& run) {
 }
 
 void run_glu(CaseRun& run, const std::string& name, const GluActivation& activation) {
-  const std::vector<double> gate = run.host_reals("in." + name + "_gate"), up = run.host_reals("in." + name + "_up");
+  const std::vector<double> gate = run.host_reals("in." + name + "_gate"),
+                            up = run.host_reals("in." + name + "_up");
   const auto n = static_cast<std::int64_t>(gate.size());
   std::vector<double> both = gate;
   both.insert(both.end(), up.begin(), up.end());
   const DType compute = run.precision().compute;
-  const TensorView gate_up = run.upload(both, {1, 2 * n}, compute), h = run.poisoned({1, n}, compute);
+  const TensorView gate_up = run.upload(both, {1, 2 * n}, compute),
+                   h = run.poisoned({1, n}, compute);
   moesaic::run(run.backend(), GluForward{.h = h, .gate_up = gate_up, .activation = activation});
   run.expect("out." + name, h);
   const TensorView d = run.poisoned({1, 2 * n}, compute);
-  moesaic::run(run.backend(), GluBackward{.dgate_up = d, .dh = run.load("cot." + name).reshaped({1, n}), .gate_up = gate_up,
-                                          .activation = activation});
+  moesaic::run(run.backend(),
+               GluBackward{.dgate_up = d,
+                           .dh = run.load("cot." + name).reshaped({1, n}),
+                           .gate_up = gate_up,
+                           .activation = activation});
   const TensorView halves = d.reshaped({2, n});
   run.expect("grad_" + name + ".in." + name + "_gate", halves.rows(0, 1));
   run.expect("grad_" + name + ".in." + name + "_up", halves.rows(1, 2));

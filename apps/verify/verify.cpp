@@ -34,7 +34,8 @@ std::vector<fs::path> case_files(const fs::path& cases) {
     if (error) throw UsageError(fmt::format("--cases {}: {}", cases.string(), error.message()));
     if (entry->path().extension() == ".safetensors") files.push_back(entry->path());
   }
-  if (files.empty()) throw UsageError(fmt::format("--cases {}: no .safetensors file there", cases.string()));
+  if (files.empty())
+    throw UsageError(fmt::format("--cases {}: no .safetensors file there", cases.string()));
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -47,14 +48,19 @@ Device device_from_name(const std::string& name) {
 
 const char* text(CaseResult::Status status) {
   switch (status) {
-    case CaseResult::Status::passed: return "passed";
-    case CaseResult::Status::failed: return "failed";
-    case CaseResult::Status::skipped: return "skipped";
+    case CaseResult::Status::passed:
+      return "passed";
+    case CaseResult::Status::failed:
+      return "failed";
+    case CaseResult::Status::skipped:
+      return "skipped";
   }
   return "";
 }
 
-CaseResult without_run(const std::string& name, CaseResult::Status status, const std::string& note) {
+CaseResult without_run(const std::string& name,
+                       CaseResult::Status status,
+                       const std::string& note) {
   CaseResult result;
   result.name = name;
   result.status = status;
@@ -64,8 +70,13 @@ CaseResult without_run(const std::string& name, CaseResult::Status status, const
 
 void write_row(std::ostream& out, const CaseResult& r) {
   if (r.compared > 0) {
-    out << fmt::format("{:<7} {:<38} {:9.2e} (limit {:.1e}) {:3} results, worst {}", text(r.status), r.name, r.worst_error, r.limit,
-                       r.compared, r.worst_tensor.empty() ? "-" : r.worst_tensor);
+    out << fmt::format("{:<7} {:<38} {:9.2e} (limit {:.1e}) {:3} results, worst {}",
+                       text(r.status),
+                       r.name,
+                       r.worst_error,
+                       r.limit,
+                       r.compared,
+                       r.worst_tensor.empty() ? "-" : r.worst_tensor);
   } else {
     out << fmt::format("{:<7} {:<38}", text(r.status), r.name);
   }
@@ -139,8 +150,12 @@ int run_verify(const VerifyOptions& options, std::ostream& out) {
   const int passed = count[CaseResult::Status::passed], failed = count[CaseResult::Status::failed];
   const int skipped = count[CaseResult::Status::skipped];
   if (options.json) {
-    const nlohmann::ordered_json all{{"device", options.device}, {"dtype", options.dtype}, {"cases", rows},
-                                     {"passed", passed},         {"failed", failed},       {"skipped", skipped}};
+    const nlohmann::ordered_json all{{"device", options.device},
+                                     {"dtype", options.dtype},
+                                     {"cases", rows},
+                                     {"passed", passed},
+                                     {"failed", failed},
+                                     {"skipped", skipped}};
     out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   } else {
     out << fmt::format("{} passed, {} failed, {} skipped\n", passed, failed, skipped);

@@ -16,7 +16,9 @@ struct VerifyOptions {
 };
 
 /// Runs one case file; a file that cannot be read, or a runner that throws, is a failed case with the text.
-CaseResult run_case(const std::filesystem::path& path, Backend& backend, const Precision& precision);
+CaseResult run_case(const std::filesystem::path& path,
+                    Backend& backend,
+                    const Precision& precision);
 
 /// Runs every case in name order, writes a row per case and the closing line `N passed, N failed, N skipped`, or JSON.
 /// Returns 0, or 1 when a case failed. Throws UsageError for a wrong device, dtype or a folder without cases.

@@ -13,7 +13,9 @@ enum class DType : std::uint8_t { f64, f32, bf16, f16, e4m3, e5m2, i64, i32, u8 
 
 std::size_t byte_size(DType dtype) noexcept;
 const char* name(DType dtype) noexcept;
-inline bool is_floating(DType t) noexcept { return t <= DType::e5m2; }
+inline bool is_floating(DType t) noexcept {
+  return t <= DType::e5m2;
+}
 
 /// bfloat16: the upper half of a float. Conversion from float rounds to nearest, ties to even; NaN stays NaN.
 struct bf16 {
@@ -22,11 +24,14 @@ struct bf16 {
   explicit bf16(float f) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(f);
     // A NaN whose payload sits in the lower half would otherwise round to infinity.
-    bits = (u & 0x7fffffffU) > 0x7f800000U ? static_cast<std::uint16_t>((u >> 16) | 0x40U)
-                                           : static_cast<std::uint16_t>((u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
+    bits = (u & 0x7fffffffU) > 0x7f800000U
+               ? static_cast<std::uint16_t>((u >> 16) | 0x40U)
+               : static_cast<std::uint16_t>((u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
   }
   explicit bf16(double d) noexcept : bf16(static_cast<float>(d)) {}
-  operator float() const noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }  // NOLINT
+  operator float() const noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }  // NOLINT
 };
 
 template <class T>
@@ -58,10 +63,17 @@ struct TypeTag {
 template <class F>
 decltype(auto) dispatch_float(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64: return f(TypeTag<double>{});
-    case DType::f32: return f(TypeTag<float>{});
-    case DType::bf16: return f(TypeTag<bf16>{});
-    default: check_failed(__FILE__, __LINE__, "f64 | f32 | bf16", std::string("no CPU kernel for dtype ") + name(dtype));
+    case DType::f64:
+      return f(TypeTag<double>{});
+    case DType::f32:
+      return f(TypeTag<float>{});
+    case DType::bf16:
+      return f(TypeTag<bf16>{});
+    default:
+      check_failed(__FILE__,
+                   __LINE__,
+                   "f64 | f32 | bf16",
+                   std::string("no CPU kernel for dtype ") + name(dtype));
   }
 }
 
@@ -70,7 +82,9 @@ decltype(auto) dispatch_float(DType dtype, F&& f) {
 template <class T, class F>
 decltype(auto) dispatch_weight(DType dtype, F&& f) {
   if (dtype == dtype_of<T>) return f(TypeTag<T>{});
-  MOESAIC_CHECK(dtype == dtype_of<acc_t<T>>, std::string("weight of dtype ") + name(dtype) + " next to activations of " + name(dtype_of<T>));
+  MOESAIC_CHECK(dtype == dtype_of<acc_t<T>>,
+                std::string("weight of dtype ") + name(dtype) + " next to activations of " +
+                    name(dtype_of<T>));
   return f(TypeTag<acc_t<T>>{});
 }
 
@@ -78,9 +92,10 @@ decltype(auto) dispatch_weight(DType dtype, F&& f) {
 ///   f64  = all f64 (the oracle)      f32 = all f32      bf16 = bf16 compute; f32 statistics, gradients and masters
 struct Precision {
   DType compute = DType::f32;  ///< activations and the weights that kernels read
-  DType stats = DType::f32;    ///< norms' statistics, log-sum-exp, router, decay gates, states, scalars
-  DType grad = DType::f32;     ///< parameter gradients
-  DType master = DType::f32;   ///< master weights and optimizer moments
+  DType stats =
+      DType::f32;  ///< norms' statistics, log-sum-exp, router, decay gates, states, scalars
+  DType grad = DType::f32;    ///< parameter gradients
+  DType master = DType::f32;  ///< master weights and optimizer moments
   bool operator==(const Precision&) const = default;
 };
 constexpr Precision kF64{DType::f64, DType::f64, DType::f64, DType::f64};

@@ -56,13 +56,16 @@ class InternalError : public Error {
 };
 
 /// Throws InternalError with file:line, the text of the condition and `what`.
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& what);
+[[noreturn]] void check_failed(const char* file,
+                               int line,
+                               const char* condition,
+                               const std::string& what);
 
 }  // namespace moesaic
 
 /// A precondition of our own code; always on. `MOESAIC_CHECK(cond, "why")`; the second argument is a std::string (it is
 /// only evaluated when the condition is false).
-#define MOESAIC_CHECK(condition, what)                                             \
-  do {                                                                             \
+#define MOESAIC_CHECK(condition, what)                                               \
+  do {                                                                               \
     if (!(condition)) ::moesaic::check_failed(__FILE__, __LINE__, #condition, what); \
   } while (false)

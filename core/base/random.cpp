@@ -12,14 +12,20 @@ namespace {
 template <std::size_t N>
 double poly(const double (&c)[N], double r) noexcept {
   double v = c[N - 1];
-  for (std::size_t i = N - 1; i-- > 0;) v = v * r + c[i];
+  for (std::size_t i = N - 1; i-- > 0;)
+    v = v * r + c[i];
   return v;
 }
 
 // Wichura's AS 241 (PPND16), coefficients in rising order.
-constexpr double kA[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
-                         1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
-                         3.3430575583588128105e+4, 2.5090809287301226727e+3};
+constexpr double kA[] = {3.3871328727963666080e0,
+                         1.3314166789178437745e+2,
+                         1.9715909503065514427e+3,
+                         1.3731693765509461125e+4,
+                         4.5921953931549871457e+4,
+                         6.7265770927008700853e+4,
+                         3.3430575583588128105e+4,
+                         2.5090809287301226727e+3};
 constexpr double kB[] = {1.0,
                          4.2313330701600911252e+1,
                          6.8718700749205790830e+2,
@@ -28,9 +34,14 @@ constexpr double kB[] = {1.0,
                          3.9307895800092710610e+4,
                          2.8729085735721942674e+4,
                          5.2264952788528545610e+3};
-constexpr double kC[] = {1.42343711074968357734e0, 4.63033784615654529590e0,  5.76949722146069140550e0,
-                         3.64784832476320460504e0, 1.27045825245236838258e0,  2.41780725177450611770e-1,
-                         2.27238449892691845833e-2, 7.74545014278341407640e-4};
+constexpr double kC[] = {1.42343711074968357734e0,
+                         4.63033784615654529590e0,
+                         5.76949722146069140550e0,
+                         3.64784832476320460504e0,
+                         1.27045825245236838258e0,
+                         2.41780725177450611770e-1,
+                         2.27238449892691845833e-2,
+                         7.74545014278341407640e-4};
 constexpr double kD[] = {1.0,
                          2.05319162663775882187e0,
                          1.67638483018380384940e0,
@@ -39,9 +50,14 @@ constexpr double kD[] = {1.0,
                          1.51986665636164571966e-2,
                          5.47593808499534494600e-4,
                          1.05075007164441684324e-9};
-constexpr double kE[] = {6.65790464350110377720e0,  5.46378491116411436990e0,  1.78482653991729133580e0,
-                         2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3,
-                         2.71155556874348757815e-5, 2.01033439929228813265e-7};
+constexpr double kE[] = {6.65790464350110377720e0,
+                         5.46378491116411436990e0,
+                         1.78482653991729133580e0,
+                         2.96560571828504891230e-1,
+                         2.65321895265761230930e-2,
+                         1.24266094738807843860e-3,
+                         2.71155556874348757815e-5,
+                         2.01033439929228813265e-7};
 constexpr double kF[] = {1.0,
                          5.99832206555887937690e-1,
                          1.36929880922735805310e-1,
@@ -53,9 +69,13 @@ constexpr double kF[] = {1.0,
 
 }  // namespace
 
-std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high) noexcept {
-  std::uint32_t c0 = static_cast<std::uint32_t>(counter_low), c1 = static_cast<std::uint32_t>(counter_low >> 32);
-  std::uint32_t c2 = static_cast<std::uint32_t>(counter_high), c3 = static_cast<std::uint32_t>(counter_high >> 32);
+std::array<std::uint32_t, 4> philox(std::uint64_t key,
+                                    std::uint64_t counter_low,
+                                    std::uint64_t counter_high) noexcept {
+  std::uint32_t c0 = static_cast<std::uint32_t>(counter_low),
+                c1 = static_cast<std::uint32_t>(counter_low >> 32);
+  std::uint32_t c2 = static_cast<std::uint32_t>(counter_high),
+                c3 = static_cast<std::uint32_t>(counter_high >> 32);
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = 0xD2511F53ULL * c0, p1 = 0xCD9E8D57ULL * c2;
@@ -71,7 +91,8 @@ std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low
 
 std::uint64_t hash_name(std::string_view name) noexcept {
   std::uint64_t h = 0xcbf29ce484222325ULL;
-  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  for (const char c : name)
+    h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   return h;
 }
 
@@ -94,17 +115,21 @@ double portable_log(double x) noexcept {
   const double s = (m - 1.0) / (m + 1.0);
   const double z = s * s;
   double sum = 0.0;
-  for (int k = 23; k >= 1; k -= 2) sum = sum * z + 1.0 / k;
+  for (int k = 23; k >= 1; k -= 2)
+    sum = sum * z + 1.0 / k;
   return 2.0 * s * sum + e * 0.6931471805599453;
 }
 
 // x = n log 2 + r, |r| <= log(2)/2; e^r by its Taylor series, 2^n through the exponent bits.
 double portable_exp(double x) noexcept {
-  const double n = static_cast<double>(static_cast<std::int64_t>(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5)));
+  const double n =
+      static_cast<double>(static_cast<std::int64_t>(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5)));
   const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
   double sum = 1.0;
-  for (int k = 18; k >= 1; --k) sum = 1.0 + sum * r / k;
-  return sum * std::bit_cast<double>(static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023) << 52);
+  for (int k = 18; k >= 1; --k)
+    sum = 1.0 + sum * r / k;
+  return sum * std::bit_cast<double>(static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)
+                                     << 52);
 }
 
 double uniform(std::uint64_t key, std::uint64_t index) noexcept {

@@ -7,7 +7,9 @@ namespace moesaic {
 
 /// Philox4x32-10 (Salmon et al., SC'11): four 32-bit words as a pure function of a key and a 128-bit counter. Nothing
 /// is state, so that any layout, thread count or restart draws the same numbers.
-std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high) noexcept;
+std::array<std::uint32_t, 4> philox(std::uint64_t key,
+                                    std::uint64_t counter_low,
+                                    std::uint64_t counter_high) noexcept;
 
 /// 64-bit FNV-1a of a name, to give every tensor and purpose its own stream.
 std::uint64_t hash_name(std::string_view name) noexcept;

@@ -44,8 +44,9 @@ class BasicTensorView {
       : data_(data), shape_(shape), dtype_(dtype), device_(device) {}
   /// A writable view is usable wherever a read-only one is wanted, never the reverse.
   template <class Other>
-    requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
-  BasicTensorView(const BasicTensorView<Other>& v) noexcept  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
+      BasicTensorView(const BasicTensorView<Other>& v)
+  noexcept  // NOLINT(google-explicit-constructor)
       : BasicTensorView(v.data(), v.dtype(), v.shape(), v.device()) {}
 
   /// Typed pointer; throws InternalError when T is not the element type. Null for an empty view.
@@ -61,7 +62,8 @@ class BasicTensorView {
   }
   /// Rows [begin, end) of dimension 0; no copy.
   BasicTensorView rows(std::int64_t begin, std::int64_t end) const {
-    MOESAIC_CHECK(shape_.rank > 0 && 0 <= begin && begin <= end && end <= shape_[0], "row range outside the tensor");
+    MOESAIC_CHECK(shape_.rank > 0 && 0 <= begin && begin <= end && end <= shape_[0],
+                  "row range outside the tensor");
     BasicTensorView v = *this;
     v.shape_.dim[0] = end - begin;
     if (data_ != nullptr) v.data_ = data_ + begin * row_bytes();
@@ -82,14 +84,17 @@ class BasicTensorView {
   DType dtype() const noexcept { return dtype_; }
   Device device() const noexcept { return device_; }
   Byte* data() const noexcept { return data_; }
-  std::size_t bytes() const noexcept { return byte_size(dtype_) * static_cast<std::size_t>(shape_.numel()); }
+  std::size_t bytes() const noexcept {
+    return byte_size(dtype_) * static_cast<std::size_t>(shape_.numel());
+  }
   /// True for a view that was not given (an optional argument of an op).
   bool empty() const noexcept { return data_ == nullptr; }
 
  private:
   std::ptrdiff_t row_bytes() const noexcept {
     std::int64_t n = 1;
-    for (int i = 1; i < shape_.rank; ++i) n *= shape_[i];
+    for (int i = 1; i < shape_.rank; ++i)
+      n *= shape_[i];
     return static_cast<std::ptrdiff_t>(n * static_cast<std::int64_t>(byte_size(dtype_)));
   }
   Byte* data_ = nullptr;

@@ -116,9 +116,10 @@ void save_checkpoint(const fs::path& checkpoints,
   create_folder(checkpoints);
   remove_unfinished(checkpoints);
   const fs::path final_folder = checkpoints / folder_name(step);
-  if (std::error_code error; fs::exists(final_folder, error) && !fs::is_directory(final_folder, error)) {
-    throw ResourceError(
-        fmt::format("{}: stands where the checkpoint should be; move it away", final_folder.string()));
+  if (std::error_code error;
+      fs::exists(final_folder, error) && !fs::is_directory(final_folder, error)) {
+    throw ResourceError(fmt::format("{}: stands where the checkpoint should be; move it away",
+                                    final_folder.string()));
   }
   const fs::path folder =
       checkpoints / fmt::format("{}{}-{}", kTemporary, folder_name(step), ::getpid());

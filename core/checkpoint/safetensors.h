@@ -46,7 +46,8 @@ struct NamedTensor {
 
 /// Writes `tensors` (larger element types first, then by the given order) with metadata, fsyncs and closes; every return
 /// value is checked. Throws ResourceError (path, cause). Not atomic: the caller renames.
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+void write_safetensors(const std::filesystem::path& path,
+                       std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata);
 
 }  // namespace moesaic

@@ -48,7 +48,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string& text) override {
     if (depth_ == 1) {
       name_ = text;
-      if (name_ == "__metadata__" ? std::exchange(metadata_seen_, true) : header_.tensors.contains(name_)) {
+      if (name_ == "__metadata__" ? std::exchange(metadata_seen_, true)
+                                  : header_.tensors.contains(name_)) {
         fail("the name appears twice");
       }
     } else {
@@ -62,7 +63,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_array(std::size_t) override {
-    const bool known = depth_ == 2 && name_ != "__metadata__" && (field_ == "shape" || field_ == "data_offsets");
+    const bool known =
+        depth_ == 2 && name_ != "__metadata__" && (field_ == "shape" || field_ == "data_offsets");
     if (!known || in_array_) fail("an array where none is allowed");
     auto& list = field_ == "shape" ? entry_.shape : entry_.offsets;
     if (list) fail(fmt::format("'{}' appears twice", field_));
@@ -84,7 +86,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool string(std::string& text) override {
     if (depth_ != 2 || in_array_) fail("a text where none is allowed");
     if (name_ == "__metadata__") {
-      if (!header_.metadata.emplace(field_, text).second) fail(fmt::format("key '{}' appears twice", field_));
+      if (!header_.metadata.emplace(field_, text).second)
+        fail(fmt::format("key '{}' appears twice", field_));
     } else if (field_ == "dtype") {
       if (entry_.dtype) fail("'dtype' appears twice");
       entry_.dtype = text;
@@ -98,8 +101,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(std::int64_t) override { fail("negative numbers are not allowed"); }
   bool number_float(double, const std::string&) override { fail("fractions are not allowed"); }
   bool binary(nlohmann::json::binary_t&) override { fail("binary values are not allowed"); }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
-    throw InputError(fmt::format("{}: header is not JSON at byte {} of it (file offset {})", file_, position, position + 8));
+  bool parse_error(std::size_t position,
+                   const std::string&,
+                   const nlohmann::json::exception&) override {
+    throw InputError(fmt::format(
+        "{}: header is not JSON at byte {} of it (file offset {})", file_, position, position + 8));
   }
 
  private:
@@ -113,13 +119,16 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void finish_entry() {
-    if (!entry_.dtype || !entry_.shape || !entry_.offsets) fail("needs dtype, shape and data_offsets");
+    if (!entry_.dtype || !entry_.shape || !entry_.offsets)
+      fail("needs dtype, shape and data_offsets");
     const auto type = dtype_from_stored_name(*entry_.dtype);
     if (!type) {
-      fail(fmt::format("dtype '{}' is not supported (F64 F32 BF16 F16 F8_E4M3 F8_E5M2 I64 I32 U8 BOOL)",
-                       entry_.dtype->substr(0, 40)));
+      fail(fmt::format(
+          "dtype '{}' is not supported (F64 F32 BF16 F16 F8_E4M3 F8_E5M2 I64 I32 U8 BOOL)",
+          entry_.dtype->substr(0, 40)));
     }
-    if (entry_.shape->size() > Shape::kMaxRank) fail(fmt::format("rank {} (at most {})", entry_.shape->size(), Shape::kMaxRank));
+    if (entry_.shape->size() > Shape::kMaxRank)
+      fail(fmt::format("rank {} (at most {})", entry_.shape->size(), Shape::kMaxRank));
     if (entry_.offsets->size() != 2) fail("data_offsets must be [begin, end]");
     StoredTensor t;
     t.name = name_;
@@ -128,12 +137,18 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     std::uint64_t bytes = byte_size(t.dtype);
     for (std::size_t i = 0; i < entry_.shape->size(); ++i) {
       const std::uint64_t extent = (*entry_.shape)[i];
-      if (extent > (std::uint64_t{1} << 62) || __builtin_mul_overflow(bytes, extent, &bytes)) fail("the shape overflows");
+      if (extent > (std::uint64_t{1} << 62) || __builtin_mul_overflow(bytes, extent, &bytes))
+        fail("the shape overflows");
       t.shape.dim[i] = static_cast<std::int64_t>(extent);
     }
     const auto [begin, end] = std::pair{(*entry_.offsets)[0], (*entry_.offsets)[1]};
     if (end < begin || end - begin != bytes) {
-      fail(fmt::format("data_offsets [{}, {}] do not hold {} of shape {} ({} bytes)", begin, end, *entry_.dtype, to_string(t.shape), bytes));
+      fail(fmt::format("data_offsets [{}, {}] do not hold {} of shape {} ({} bytes)",
+                       begin,
+                       end,
+                       *entry_.dtype,
+                       to_string(t.shape),
+                       bytes));
     }
     t.offset = begin;
     t.bytes = bytes;
@@ -152,24 +167,34 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 // The spans, in order of their place, must touch each other and fill the data section.
 void check_coverage(const Header& header, std::uint64_t data_bytes, const std::string& file) {
   std::vector<const StoredTensor*> by_place;
-  for (const auto& [name, t] : header.tensors) by_place.push_back(&t);
+  for (const auto& [name, t] : header.tensors)
+    by_place.push_back(&t);
   std::sort(by_place.begin(), by_place.end(), [](const auto* a, const auto* b) {
     return std::pair{a->offset, a->bytes} < std::pair{b->offset, b->bytes};
   });
   std::uint64_t at = 0;
   for (const auto* t : by_place) {
     if (t->offset != at) {
-      throw InputError(fmt::format("{}: tensor '{}' starts at byte {} of the data, expected {}: {}", file, t->name, t->offset, at,
+      throw InputError(fmt::format("{}: tensor '{}' starts at byte {} of the data, expected {}: {}",
+                                   file,
+                                   t->name,
+                                   t->offset,
+                                   at,
                                    t->offset < at ? "overlap" : "hole"));
     }
     at += t->bytes;
     if (at > data_bytes) {
-      throw InputError(fmt::format("{}: tensor '{}' ends at byte {} of the data, but the file has only {}: truncated?", file,
-                                   t->name, at, data_bytes));
+      throw InputError(fmt::format(
+          "{}: tensor '{}' ends at byte {} of the data, but the file has only {}: truncated?",
+          file,
+          t->name,
+          at,
+          data_bytes));
     }
   }
   if (at != data_bytes) {
-    throw InputError(fmt::format("{}: {} bytes after the last tensor belong to none", file, data_bytes - at));
+    throw InputError(
+        fmt::format("{}: {} bytes after the last tensor belong to none", file, data_bytes - at));
   }
 }
 
@@ -182,7 +207,8 @@ Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::
   if (const auto at = text.find('\0'); at != std::string_view::npos) {
     throw InputError(fmt::format("{}: zero byte inside the header (file offset {})", file, at + 8));
   }
-  if (text.empty() || text.front() != '{') throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));
+  if (text.empty() || text.front() != '{')
+    throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));
   nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   check_coverage(header, data_bytes, file);
   return header;
@@ -197,7 +223,8 @@ void place(std::vector<StoredTensor>& entries) {
   }
 }
 
-std::string header_text(const std::vector<StoredTensor>& placed, const std::map<std::string, std::string>& metadata,
+std::string header_text(const std::vector<StoredTensor>& placed,
+                        const std::map<std::string, std::string>& metadata,
                         const std::string& file) {
   // Only a fresh name is added, so looking for it costs a search in a set, not in the ordered object.
   std::set<std::string_view> names;

@@ -27,7 +27,8 @@ Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::
 void place(std::vector<StoredTensor>& entries);
 /// The first bytes of a file with these placed entries: header length, JSON, spaces up to a multiple of 8. Throws
 /// InputError for a name or metadata text that is not UTF-8, InternalError for a name that appears twice.
-std::string header_text(const std::vector<StoredTensor>& placed, const std::map<std::string, std::string>& metadata,
+std::string header_text(const std::vector<StoredTensor>& placed,
+                        const std::map<std::string, std::string>& metadata,
                         const std::string& file);
 
 /// "F32", … for a dtype, and back; nothing for a text that is not such a name.

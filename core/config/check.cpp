@@ -330,10 +330,11 @@ class Checker {
               fmt::format("found {}; allowed: at most the phase's {} steps", warmup, length));
         else if (*phase.lr_schedule == LrSchedule::wsd && warmup + optimizer.decay_steps > length)
           add({key + ".lr_schedule", "optimizer.decay_steps"},
-              fmt::format("warm-up ({}) and optimizer.decay_steps ({}) do not fit the phase's {} steps",
-                          warmup,
-                          optimizer.decay_steps,
-                          length));
+              fmt::format(
+                  "warm-up ({}) and optimizer.decay_steps ({}) do not fit the phase's {} steps",
+                  warmup,
+                  optimizer.decay_steps,
+                  length));
       }
       if (phase.lr_min.value_or(config_.optimizer.lr_min) > phase.lr.value_or(config_.optimizer.lr))
         add({key + (phase.lr_min ? ".lr_min" : ".lr"), "optimizer.lr", "optimizer.lr_min"},

@@ -121,7 +121,8 @@ void BalanceConfig::describe(Fields<BalanceConfig>& f) {
   f("aux_loss",
     &S::aux_loss,
     "Auxiliary load-balancing loss: none, switch (shares of a rank's micro-batch, as published, so "
-    "the value depends on train.micro_batch_size), sequence (per document), global (with the counts "
+    "the value depends on train.micro_batch_size), sequence (per document), global (with the "
+    "counts "
     "of the previous step).");
   f("aux_loss_weight", &S::aux_loss_weight, "Weight of aux_loss.")
       .at_least(0)
@@ -322,7 +323,8 @@ void describe_experts(Fields<ModelConfig>& f) {
   f("capacity_factor",
     &S::capacity_factor,
     "Tokens an expert keeps, as a multiple of the balanced load; the rest is dropped. It "
-    "counts per micro-batch, so what is dropped depends on train.micro_batch_size. null = nothing is "
+    "counts per micro-batch, so what is dropped depends on train.micro_batch_size. null = nothing "
+    "is "
     "dropped.")
       .above(0)
       .example("1.25");

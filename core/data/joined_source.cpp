@@ -10,7 +10,8 @@ namespace {
 
 class JoinedSource : public TokenSource {
  public:
-  explicit JoinedSource(std::vector<std::shared_ptr<const TokenSource>> sources) : sources_(std::move(sources)) {
+  explicit JoinedSource(std::vector<std::shared_ptr<const TokenSource>> sources)
+      : sources_(std::move(sources)) {
     first_document_.push_back(0);
     for (const auto& s : sources_) {
       first_document_.push_back(first_document_.back() + s->num_documents());
@@ -40,7 +41,8 @@ class JoinedSource : public TokenSource {
 
 }  // namespace
 
-std::shared_ptr<const TokenSource> join_sources(std::vector<std::shared_ptr<const TokenSource>> sources) {
+std::shared_ptr<const TokenSource> join_sources(
+    std::vector<std::shared_ptr<const TokenSource>> sources) {
   MOESAIC_CHECK(!sources.empty(), "at least one source");
   if (sources.size() == 1) return sources[0];
   return std::make_shared<JoinedSource>(std::move(sources));

@@ -7,6 +7,7 @@
 namespace moesaic::data {
 
 /// Several sources as one: their documents one after the other, in the order given.
-std::shared_ptr<const TokenSource> join_sources(std::vector<std::shared_ptr<const TokenSource>> sources);
+std::shared_ptr<const TokenSource> join_sources(
+    std::vector<std::shared_ptr<const TokenSource>> sources);
 
 }  // namespace moesaic::data

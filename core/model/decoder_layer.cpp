@@ -14,13 +14,17 @@ DepthMix declare_depth_mix(ParameterStore& params, const std::string& prefix, st
   query.part = Part::attn_res;
   DepthMix mix;
   mix.query = params.declare(query);
-  mix.norm = params.declare(vector_spec(prefix + "_res_norm.weight", hidden, Init::Kind::ones, Part::attn_res));
+  mix.norm = params.declare(
+      vector_spec(prefix + "_res_norm.weight", hidden, Init::Kind::ones, Part::attn_res));
   return mix;
 }
 
-DecoderLayer::DecoderLayer(ParameterStore& params, const std::string& prefix, const DecoderLayerOptions& options)
+DecoderLayer::DecoderLayer(ParameterStore& params,
+                           const std::string& prefix,
+                           const DecoderLayerOptions& options)
     : options_(options), precision_(params.precision()) {
-  attn_.norm = params.declare(vector_spec(prefix + "input_layernorm.weight", options.hidden, Init::Kind::ones, Part::norm));
+  attn_.norm = params.declare(
+      vector_spec(prefix + "input_layernorm.weight", options.hidden, Init::Kind::ones, Part::norm));
   if (options.is_kda) {
     kda_ = std::make_unique<KdaAttention>(params, prefix + "self_attn.", options.kda);
     attn_.module = kda_.get();
@@ -28,7 +32,8 @@ DecoderLayer::DecoderLayer(ParameterStore& params, const std::string& prefix, co
     mla_ = std::make_unique<MlaAttention>(params, prefix + "self_attn.", options.mla);
     attn_.module = mla_.get();
   }
-  channel_.norm = params.declare(vector_spec(prefix + "post_attention_layernorm.weight", options.hidden, Init::Kind::ones, Part::norm));
+  channel_.norm = params.declare(vector_spec(
+      prefix + "post_attention_layernorm.weight", options.hidden, Init::Kind::ones, Part::norm));
   if (options.is_moe) {
     moe_ = std::make_unique<MoeLayer>(params, prefix + "block_sparse_moe.", options.moe);
     channel_.module = moe_.get();
@@ -42,7 +47,8 @@ DecoderLayer::DecoderLayer(ParameterStore& params, const std::string& prefix, co
   }
 }
 
-void DecoderLayer::declare_sublayer(Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds) {
+void DecoderLayer::declare_sublayer(
+    Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds) {
   const Shape shape{bounds.tokens, options_.hidden};
   const DType compute = precision_.compute, stats = precision_.stats;
   s.h = cur;  // with one source the mix is that source
@@ -53,8 +59,14 @@ void DecoderLayer::declare_sublayer(Sublayer& s, const std::string& name, std::i
     reads.push_back(cur);
     spec_->step(name + ".mix", reads, {s.h, s.p}, [this, &s, reads](Tape& t) {
       const WeightLease query = t.weight(s.mix.query), norm = t.weight(s.mix.norm);
-      AttnResForward op{.h = t.out(s.h), .p = t.out(s.p), .sources = {}, .query = query.view().reshaped({options_.hidden}), .norm = norm.view(), .eps = options_.eps};
-      for (const ActId r : reads) op.sources.push_back(t.in(r));
+      AttnResForward op{.h = t.out(s.h),
+                        .p = t.out(s.p),
+                        .sources = {},
+                        .query = query.view().reshaped({options_.hidden}),
+                        .norm = norm.view(),
+                        .eps = options_.eps};
+      for (const ActId r : reads)
+        op.sources.push_back(t.in(r));
       t.run(op);
     });
   }
@@ -62,7 +74,11 @@ void DecoderLayer::declare_sublayer(Sublayer& s, const std::string& name, std::i
   s.inv_rms = spec_->activation(name + ".norm_inv_rms", {bounds.tokens}, stats);
   spec_->step(name + ".norm", {s.h}, {s.n, s.inv_rms}, [this, &s](Tape& t) {
     const WeightLease w = t.weight(s.norm);
-    t.run(RmsNormForward{.y = t.out(s.n), .inv_rms = t.out(s.inv_rms), .x = t.in(s.h), .weight = w.view(), .eps = options_.eps});
+    t.run(RmsNormForward{.y = t.out(s.n),
+                         .inv_rms = t.out(s.inv_rms),
+                         .x = t.in(s.h),
+                         .weight = w.view(),
+                         .eps = options_.eps});
   });
   s.y = spec_->activation(name + ".output", shape, compute);
   s.module->declare(*spec_, bounds, s.n, s.y);
@@ -75,14 +91,17 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   const DType compute = precision_.compute;
   const LayerResidual& r = options_.residual;
   cur_in_ = spec_->input("cur", shape, compute);
-  for (std::int64_t i = 0; i < r.bank_size; ++i) bank_.push_back(spec_->input("bank." + std::to_string(i), shape, compute));
+  for (std::int64_t i = 0; i < r.bank_size; ++i)
+    bank_.push_back(spec_->input("bank." + std::to_string(i), shape, compute));
   declare_sublayer(attn_, "attn_block", r.bank_size, cur_in_, bounds);
   if (r.attn_starts_block) bank_.push_back(cur_in_);
   if (r.attn_starts_block) {
     mid_ = attn_.y;
   } else {
     mid_ = spec_->activation("cur.mid", shape, compute);
-    spec_->step("cur.mid", {cur_in_, attn_.y}, {mid_}, [this](Tape& t) { t.run(Add{.y = t.out(mid_), .a = t.in(cur_in_), .b = t.in(attn_.y)}); });
+    spec_->step("cur.mid", {cur_in_, attn_.y}, {mid_}, [this](Tape& t) {
+      t.run(Add{.y = t.out(mid_), .a = t.in(cur_in_), .b = t.in(attn_.y)});
+    });
   }
   declare_sublayer(channel_, "mlp_block", static_cast<std::int64_t>(bank_.size()), mid_, bounds);
   if (r.mlp_starts_block) {
@@ -90,7 +109,9 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
     out_ = channel_.y;
   } else {
     out_ = spec_->activation("cur.out", shape, compute);
-    spec_->step("cur.out", {mid_, channel_.y}, {out_}, [this](Tape& t) { t.run(Add{.y = t.out(out_), .a = t.in(mid_), .b = t.in(channel_.y)}); });
+    spec_->step("cur.out", {mid_, channel_.y}, {out_}, [this](Tape& t) {
+      t.run(Add{.y = t.out(out_), .a = t.in(mid_), .b = t.in(channel_.y)});
+    });
   }
   spec_->always_save(out_);
   spec_->plan(policy);
@@ -98,9 +119,11 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
 
 DecoderLayer::Bundle DecoderLayer::forward(RunContext& context, Tape& tape, const Bundle& in) {
   const LayerResidual& r = options_.residual;
-  MOESAIC_CHECK(static_cast<std::int64_t>(in.bank.size()) == r.bank_size, "the bundle does not hold the snapshots of this layer");
+  MOESAIC_CHECK(static_cast<std::int64_t>(in.bank.size()) == r.bank_size,
+                "the bundle does not hold the snapshots of this layer");
   tape.bind(cur_in_, in.cur);
-  for (std::size_t i = 0; i < in.bank.size(); ++i) tape.bind(bank_[i], in.bank[i]);
+  for (std::size_t i = 0; i < in.bank.size(); ++i)
+    tape.bind(bank_[i], in.bank[i]);
   tape.forward(context);
   Bundle out = in;
   if (r.attn_starts_block) out.bank.push_back(in.cur);
@@ -109,13 +132,24 @@ DecoderLayer::Bundle DecoderLayer::forward(RunContext& context, Tape& tape, cons
   return out;
 }
 
-void DecoderLayer::backward_sublayer(Tape& tape, const Sublayer& s, ConstTensorView dy, TensorView dcur, std::span<const TensorView> dbank,
-                                     ActId cur, std::int64_t sources) {
+void DecoderLayer::backward_sublayer(Tape& tape,
+                                     const Sublayer& s,
+                                     ConstTensorView dy,
+                                     TensorView dcur,
+                                     std::span<const TensorView> dbank,
+                                     ActId cur,
+                                     std::int64_t sources) {
   const ConstTensorView h = tape.in(s.h);
   const TensorView dn = tape.temp(h.shape(), precision_.compute, "d sublayer input");
   s.module->backward(tape, dy, dn);
   const WeightLease w = tape.weight(s.norm);
-  RmsNormBackward norm{.dx = dcur, .dweight = tape.grad(s.norm), .dy = dn, .x = h, .weight = w.view(), .inv_rms = tape.in(s.inv_rms), .accumulate_dx = true};
+  RmsNormBackward norm{.dx = dcur,
+                       .dweight = tape.grad(s.norm),
+                       .dy = dn,
+                       .x = h,
+                       .weight = w.view(),
+                       .inv_rms = tape.in(s.inv_rms),
+                       .accumulate_dx = true};
   if (!s.p.valid()) {
     tape.run(norm);
     return;
@@ -144,7 +178,10 @@ void DecoderLayer::backward_sublayer(Tape& tape, const Sublayer& s, ConstTensorV
   tape.run(mix);
 }
 
-void DecoderLayer::backward(RunContext& context, Tape& tape, TensorView dcur, std::span<const TensorView> dbank) {
+void DecoderLayer::backward(RunContext& context,
+                            Tape& tape,
+                            TensorView dcur,
+                            std::span<const TensorView> dbank) {
   const LayerResidual& r = options_.residual;
   // A sublayer's output gradient is dcur itself. Where weight gradients wait, their operand must outlive the next update
   // of dcur, hence the copy.
@@ -160,11 +197,13 @@ void DecoderLayer::backward(RunContext& context, Tape& tape, TensorView dcur, st
   tape.backward(context, [&] {
     // mlp sublayer: out = mid + y, or out = y when it starts a block (then mid is a snapshot)
     const ConstTensorView dout = keep(dcur);
-    if (r.mlp_starts_block) tape.run(Cast{.y = dcur, .x = dbank[static_cast<std::size_t>(r.bank_size_for_mlp())]});
+    if (r.mlp_starts_block)
+      tape.run(Cast{.y = dcur, .x = dbank[static_cast<std::size_t>(r.bank_size_for_mlp())]});
     backward_sublayer(tape, channel_, dout, dcur, dbank, mid_, r.bank_size_for_mlp());
     // attention sublayer: mid = cur + y, or mid = y when it starts a block (then cur is a snapshot)
     const ConstTensorView dmid = keep(dcur);
-    if (r.attn_starts_block) tape.run(Cast{.y = dcur, .x = dbank[static_cast<std::size_t>(r.bank_size)]});
+    if (r.attn_starts_block)
+      tape.run(Cast{.y = dcur, .x = dbank[static_cast<std::size_t>(r.bank_size)]});
     backward_sublayer(tape, attn_, dmid, dcur, dbank, cur_in_, r.bank_size);
   });
 }

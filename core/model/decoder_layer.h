@@ -44,7 +44,9 @@ struct DecoderLayerOptions {
 /// One layer: attention sublayer and channel mixer, each behind a depth mix (or none) and an RMSNorm.
 class DecoderLayer {
  public:
-  DecoderLayer(ParameterStore& params, const std::string& prefix, const DecoderLayerOptions& options);
+  DecoderLayer(ParameterStore& params,
+               const std::string& prefix,
+               const DecoderLayerOptions& options);
 
   /// Declares everything for micro-batches of `bounds` and decides what is saved.
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
@@ -60,7 +62,10 @@ class DecoderLayer {
   /// dcur [T, d] (compute type) holds the gradient of the outgoing sum and receives that of the incoming one. dbank: one
   /// accumulator [T, d] (statistics type) per snapshot that existed after the layer; those the layer itself created are
   /// consumed here.
-  void backward(RunContext& context, Tape& tape, TensorView dcur, std::span<const TensorView> dbank);
+  void backward(RunContext& context,
+                Tape& tape,
+                TensorView dcur,
+                std::span<const TensorView> dbank);
 
   KdaAttention* kda() noexcept { return kda_.get(); }
   MlaAttention* mla() noexcept { return mla_.get(); }
@@ -74,9 +79,15 @@ class DecoderLayer {
     DepthMix mix;
     ActId h, p, n, inv_rms, y;
   };
-  void declare_sublayer(Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds);
+  void declare_sublayer(
+      Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds);
   /// From the gradient of the sublayer's output to that of its input h, which goes into dcur and dbank.
-  void backward_sublayer(Tape& tape, const Sublayer& s, ConstTensorView dy, TensorView dcur, std::span<const TensorView> dbank, ActId cur,
+  void backward_sublayer(Tape& tape,
+                         const Sublayer& s,
+                         ConstTensorView dy,
+                         TensorView dcur,
+                         std::span<const TensorView> dbank,
+                         ActId cur,
                          std::int64_t sources);
 
   DecoderLayerOptions options_;

@@ -9,20 +9,25 @@ namespace moesaic {
 namespace {
 // About 64 MiB of f32 logits at a time, in whole row tiles of the GEMM.
 std::int64_t default_rows(std::int64_t vocabulary) {
-  return std::clamp<std::int64_t>((std::int64_t{16} << 20) / std::max<std::int64_t>(1, vocabulary) / 64 * 64, 64, 4096);
+  return std::clamp<std::int64_t>(
+      (std::int64_t{16} << 20) / std::max<std::int64_t>(1, vocabulary) / 64 * 64, 64, 4096);
 }
 }  // namespace
 
 VocabHead::VocabHead(StorageId weight, std::int64_t vocabulary, std::int64_t chunk_rows)
-    : weight_(weight), vocabulary_(vocabulary), chunk_rows_(chunk_rows > 0 ? chunk_rows : default_rows(vocabulary)) {}
+    : weight_(weight),
+      vocabulary_(vocabulary),
+      chunk_rows_(chunk_rows > 0 ? chunk_rows : default_rows(vocabulary)) {}
 
 void VocabHead::loss(Tape& tape, ConstTensorView n, const Target& target, TensorView dn) const {
   RunContext& context = tape.context();
   const DType stats = context.params.precision().stats, compute = n.dtype();
-  const std::int64_t tokens = n.dim(0), rows = std::min(chunk_rows_, std::max<std::int64_t>(1, tokens));
+  const std::int64_t tokens = n.dim(0),
+                     rows = std::min(chunk_rows_, std::max<std::int64_t>(1, tokens));
   const Arena::Mark mark(context.transient);
   const TensorView logits = tape.temp({rows, vocabulary_}, stats, "logits");
-  const TensorView dlogits = dn.empty() || compute == stats ? logits : tape.temp({rows, vocabulary_}, compute, "d logits");
+  const TensorView dlogits =
+      dn.empty() || compute == stats ? logits : tape.temp({rows, vocabulary_}, compute, "d logits");
   const WeightLease w = tape.weight(weight_);
   const TensorView dw = tape.grad(weight_);
   for (std::int64_t begin = 0; begin < tokens; begin += rows) {

@@ -11,10 +11,10 @@ class VocabHead {
   VocabHead(StorageId weight, std::int64_t vocabulary, std::int64_t chunk_rows);
 
   struct Target {
-    ConstTensorView targets;      ///< i32 [T]
-    ConstTensorView divisor;      ///< scalar
-    TensorView loss_sum;          ///< scalar, accumulates
-    double scale = 1.0;           ///< of the gradient
+    ConstTensorView targets;  ///< i32 [T]
+    ConstTensorView divisor;  ///< scalar
+    TensorView loss_sum;      ///< scalar, accumulates
+    double scale = 1.0;       ///< of the gradient
   };
   /// dn [T, d] is overwritten with scale / divisor times the gradient; empty = loss only.
   void loss(Tape& tape, ConstTensorView n, const Target& target, TensorView dn) const;

@@ -10,7 +10,9 @@
 
 namespace moesaic {
 
-KdaAttention::KdaAttention(ParameterStore& params, const std::string& prefix, const KdaOptions& options)
+KdaAttention::KdaAttention(ParameterStore& params,
+                           const std::string& prefix,
+                           const KdaOptions& options)
     : options_(options), precision_(params.precision()) {
   const std::int64_t d = options.hidden, h = options.heads, k = options.head_dim, p = h * k;
   const double std = options.init_std;
@@ -37,11 +39,13 @@ KdaAttention::KdaAttention(ParameterStore& params, const std::string& prefix, co
   a_log.name = prefix + "A_log";
   a_log.shape = options.a_log_entries > 0 ? Shape{options.a_log_entries} : Shape{1, 1, h, 1};
   // K3 starts at 0; Kimi-Linear at log U(1, 16) (SPEC 1.3).
-  a_log.init = options.gate_lower_bound ? Init{Init::Kind::zeros, 0, 0} : Init{Init::Kind::log_uniform, 1.0, 16.0};
+  a_log.init = options.gate_lower_bound ? Init{Init::Kind::zeros, 0, 0}
+                                        : Init{Init::Kind::log_uniform, 1.0, 16.0};
   a_log.part = Part::kda;
   a_log.stored_as = StoredAs::stats;
   a_log_ = params.declare(a_log);
-  auto dt_bias = vector_spec(prefix + "dt_bias", p, Init::Kind::inverse_softplus, Part::kda, StoredAs::stats);
+  auto dt_bias =
+      vector_spec(prefix + "dt_bias", p, Init::Kind::inverse_softplus, Part::kda, StoredAs::stats);
   dt_bias.init = {Init::Kind::inverse_softplus, 1e-3, 1e-1};
   dt_bias_ = params.declare(dt_bias);
   if (options.full_rank_gate) {
@@ -50,7 +54,8 @@ KdaAttention::KdaAttention(ParameterStore& params, const std::string& prefix, co
     g_a_ = params.declare(matrix_spec(prefix + "g_a_proj.weight", k, d, std, Part::kda));
     g_b_ = params.declare(matrix_spec(prefix + "g_b_proj.weight", p, k, std, Part::kda));
   }
-  o_norm_ = params.declare(vector_spec(prefix + "o_norm.weight", k, Init::Kind::ones, Part::kda, StoredAs::stats));
+  o_norm_ = params.declare(
+      vector_spec(prefix + "o_norm.weight", k, Init::Kind::ones, Part::kda, StoredAs::stats));
   o_proj_ = params.declare(matrix_spec(prefix + "o_proj.weight", d, p, std, Part::kda));
 }
 
@@ -70,7 +75,9 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
     Stream3& s = qkv_[i];
     s.raw = tape.activation(raw[i], {tokens, p}, compute);
     s.out = tape.activation(out[i], {tokens, p}, compute);
-    tape.step(raw[i], {x_}, {s.raw}, [this, i](Tape& t) { linear(t, t.out(qkv_[i].raw), t.in(x_), qkv_[i].proj); });
+    tape.step(raw[i], {x_}, {s.raw}, [this, i](Tape& t) {
+      linear(t, t.out(qkv_[i].raw), t.in(x_), qkv_[i].proj);
+    });
     tape.step(out[i], {s.raw}, {s.out}, [this, i](Tape& t) {
       const WeightLease w = t.weight(qkv_[i].conv);
       t.run(ShortConvForward{.y = t.out(qkv_[i].out),
@@ -82,9 +89,14 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
   f_inner_ = tape.activation("attn.f_inner", {tokens, options_.head_dim}, compute);
   z_ = tape.activation("attn.z", {tokens, p}, compute);
   beta_logit_ = tape.activation("attn.beta_logit", {tokens, options_.heads}, compute);
-  tape.step("attn.f_inner", {x_}, {f_inner_}, [this](Tape& t) { linear(t, t.out(f_inner_), t.in(x_), f_a_); });
-  tape.step("attn.z", {f_inner_}, {z_}, [this](Tape& t) { linear(t, t.out(z_), t.in(f_inner_), f_b_); });
-  tape.step("attn.beta_logit", {x_}, {beta_logit_}, [this](Tape& t) { linear(t, t.out(beta_logit_), t.in(x_), b_proj_); });
+  tape.step("attn.f_inner", {x_}, {f_inner_}, [this](Tape& t) {
+    linear(t, t.out(f_inner_), t.in(x_), f_a_);
+  });
+  tape.step(
+      "attn.z", {f_inner_}, {z_}, [this](Tape& t) { linear(t, t.out(z_), t.in(f_inner_), f_b_); });
+  tape.step("attn.beta_logit", {x_}, {beta_logit_}, [this](Tape& t) {
+    linear(t, t.out(beta_logit_), t.in(x_), b_proj_);
+  });
 }
 
 void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
@@ -96,23 +108,26 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
   beta_ = tape.activation("attn.beta", {tokens, options_.heads}, stats);
   q_rstd_ = tape.activation("attn.q_rstd", {tokens, options_.heads}, stats);
   k_rstd_ = tape.activation("attn.k_rstd", {tokens, options_.heads}, stats);
-  tape.step("attn.prepare", {qkv_[0].out, qkv_[1].out, z_, beta_logit_}, {q_, k_, g_decay_, beta_, q_rstd_, k_rstd_}, [this](Tape& t) {
-    const WeightLease a_log = t.weight(a_log_), dt_bias = t.weight(dt_bias_);
-    const Shape shape = heads3(t.in(z_).dim(0));
-    t.run(KdaPrepareForward{.q = t.out(q_),
-                            .k = t.out(k_),
-                            .g = t.out(g_decay_),
-                            .beta = t.out(beta_),
-                            .q_rstd = t.out(q_rstd_),
-                            .k_rstd = t.out(k_rstd_),
-                            .q_raw = t.in(qkv_[0].out).reshaped(shape),
-                            .k_raw = t.in(qkv_[1].out).reshaped(shape),
-                            .z = t.in(z_).reshaped(shape),
-                            .beta_logit = t.in(beta_logit_),
-                            .a_log = a_log.view(),
-                            .dt_bias = dt_bias.view(),
-                            .g_min = options_.gate_lower_bound});
-  });
+  tape.step("attn.prepare",
+            {qkv_[0].out, qkv_[1].out, z_, beta_logit_},
+            {q_, k_, g_decay_, beta_, q_rstd_, k_rstd_},
+            [this](Tape& t) {
+              const WeightLease a_log = t.weight(a_log_), dt_bias = t.weight(dt_bias_);
+              const Shape shape = heads3(t.in(z_).dim(0));
+              t.run(KdaPrepareForward{.q = t.out(q_),
+                                      .k = t.out(k_),
+                                      .g = t.out(g_decay_),
+                                      .beta = t.out(beta_),
+                                      .q_rstd = t.out(q_rstd_),
+                                      .k_rstd = t.out(k_rstd_),
+                                      .q_raw = t.in(qkv_[0].out).reshaped(shape),
+                                      .k_raw = t.in(qkv_[1].out).reshaped(shape),
+                                      .z = t.in(z_).reshaped(shape),
+                                      .beta_logit = t.in(beta_logit_),
+                                      .a_log = a_log.view(),
+                                      .dt_bias = dt_bias.view(),
+                                      .g_min = options_.gate_lower_bound});
+            });
   o_ = tape.activation("attn.o", heads, compute);
   tape.step("attn.core", {q_, k_, qkv_[2].out, g_decay_, beta_}, {o_}, [this](Tape& t) {
     t.run(KdaChunkForward{.o = t.out(o_),
@@ -132,11 +147,16 @@ void KdaAttention::declare_output(TapeSpec& tape, std::int64_t tokens, ActId y) 
   const std::int64_t p = options_.heads * options_.head_dim;
   gate_ = tape.activation("attn.gate", {tokens, p}, compute);
   if (options_.full_rank_gate) {
-    tape.step("attn.gate", {x_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(x_), g_); });
+    tape.step(
+        "attn.gate", {x_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(x_), g_); });
   } else {
     gate_inner_ = tape.activation("attn.gate_inner", {tokens, options_.head_dim}, compute);
-    tape.step("attn.gate_inner", {x_}, {gate_inner_}, [this](Tape& t) { linear(t, t.out(gate_inner_), t.in(x_), g_a_); });
-    tape.step("attn.gate", {gate_inner_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(gate_inner_), g_b_); });
+    tape.step("attn.gate_inner", {x_}, {gate_inner_}, [this](Tape& t) {
+      linear(t, t.out(gate_inner_), t.in(x_), g_a_);
+    });
+    tape.step("attn.gate", {gate_inner_}, {gate_}, [this](Tape& t) {
+      linear(t, t.out(gate_), t.in(gate_inner_), g_b_);
+    });
   }
   normed_ = tape.activation("attn.normed", {tokens, p}, compute);
   inv_rms_ = tape.activation("attn.inv_rms", {tokens, options_.heads}, precision_.stats);
@@ -150,7 +170,9 @@ void KdaAttention::declare_output(TapeSpec& tape, std::int64_t tokens, ActId y) 
                               .weight = w.view(),
                               .eps = options_.eps});
   });
-  tape.step("attn.out", {normed_}, {y}, [this, y](Tape& t) { linear(t, t.out(y), t.in(normed_), o_proj_); });
+  tape.step("attn.out", {normed_}, {y}, [this, y](Tape& t) {
+    linear(t, t.out(y), t.in(normed_), o_proj_);
+  });
 }
 
 // From dy to the gradient of the core's output; starts dx with the gate's part.
@@ -190,7 +212,8 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
   const Shape flat{tokens, options_.heads * options_.head_dim};
   const ConstTensorView x = tape.in(x_);
   TensorView d[3];
-  for (auto& view : d) view = tape.temp(heads, compute, "d attn.qkv");
+  for (auto& view : d)
+    view = tape.temp(heads, compute, "d attn.qkv");
   const TensorView dg = tape.temp(heads, stats, "d attn.g");
   const TensorView dbeta = tape.temp({tokens, options_.heads}, stats, "d attn.beta");
   tape.run(KdaChunkBackward{.dq = d[0],

@@ -39,7 +39,8 @@ class KdaAttention : public Module {
   };
   Stream3 qkv_[3];
   StorageId f_a_, f_b_, b_proj_, a_log_, dt_bias_, g_, g_a_, g_b_, o_norm_, o_proj_;
-  ActId x_, f_inner_, z_, beta_logit_, q_, k_, g_decay_, beta_, q_rstd_, k_rstd_, o_, gate_inner_, gate_, normed_, inv_rms_;
+  ActId x_, f_inner_, z_, beta_logit_, q_, k_, g_decay_, beta_, q_rstd_, k_rstd_, o_, gate_inner_,
+      gate_, normed_, inv_rms_;
   TensorView final_states_;
   ConstTensorView dfinal_states_;
 };

@@ -11,38 +11,63 @@
 
 namespace moesaic {
 
-MlaAttention::MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options)
+MlaAttention::MlaAttention(ParameterStore& params,
+                           const std::string& prefix,
+                           const MlaOptions& options)
     : options_(options), precision_(params.precision()) {
-  const std::int64_t d = options.hidden, h = options.heads, ckv = options.kv_lora_rank, dv = options.v_dim;
+  const std::int64_t d = options.hidden, h = options.heads, ckv = options.kv_lora_rank,
+                     dv = options.v_dim;
   const std::int64_t dn = options.qk_nope_dim, dr = options.qk_rope_dim;
   const double std = options.init_std;
   if (options.q_lora_rank > 0) {
-    q_a_ = params.declare(matrix_spec(prefix + "q_a_proj.weight", options.q_lora_rank, d, std, Part::mla));
-    q_a_norm_ = params.declare(vector_spec(prefix + "q_a_layernorm.weight", options.q_lora_rank, Init::Kind::ones, Part::mla));
+    q_a_ = params.declare(
+        matrix_spec(prefix + "q_a_proj.weight", options.q_lora_rank, d, std, Part::mla));
+    q_a_norm_ = params.declare(vector_spec(
+        prefix + "q_a_layernorm.weight", options.q_lora_rank, Init::Kind::ones, Part::mla));
     query_matrix_ = prefix + "q_b_proj.weight";
   } else {
     query_matrix_ = prefix + "q_proj.weight";
   }
-  auto query = matrix_spec(query_matrix_, h * (dn + dr), options.q_lora_rank > 0 ? options.q_lora_rank : d, std, Part::mla);
+  auto query = matrix_spec(query_matrix_,
+                           h * (dn + dr),
+                           options.q_lora_rank > 0 ? options.q_lora_rank : d,
+                           std,
+                           Part::mla);
   query.blocks = head_blocks(h, {dn + dr});
   q_b_ = params.declare(query);
-  kv_a_ = params.declare(matrix_spec(prefix + "kv_a_proj_with_mqa.weight", ckv + dr, d, std, Part::mla));
-  kv_a_norm_ = params.declare(vector_spec(prefix + "kv_a_layernorm.weight", ckv, Init::Kind::ones, Part::mla));
+  kv_a_ = params.declare(
+      matrix_spec(prefix + "kv_a_proj_with_mqa.weight", ckv + dr, d, std, Part::mla));
+  kv_a_norm_ = params.declare(
+      vector_spec(prefix + "kv_a_layernorm.weight", ckv, Init::Kind::ones, Part::mla));
   key_value_matrix_ = prefix + "kv_b_proj.weight";
   auto kv_b = matrix_spec(key_value_matrix_, h * (dn + dv), ckv, std, Part::mla);
   kv_b.blocks = head_blocks(h, {dn, dv});
   kv_b_ = params.declare(kv_b);
-  if (options.output_gate) g_ = params.declare(matrix_spec(prefix + "g_proj.weight", h * dv, d, std, Part::mla));
+  if (options.output_gate)
+    g_ = params.declare(matrix_spec(prefix + "g_proj.weight", h * dv, d, std, Part::mla));
   o_proj_ = params.declare(matrix_spec(prefix + "o_proj.weight", d, h * dv, std, Part::mla));
-  max_logit_ = params.declare_buffer({.name = prefix + "step_max_logit", .shape = {h}, .dtype = precision_.stats, .part = Part::mla, .lifetime = Lifetime::step, .reduce = BufferReduce::max});
+  max_logit_ = params.declare_buffer({.name = prefix + "step_max_logit",
+                                      .shape = {h},
+                                      .dtype = precision_.stats,
+                                      .part = Part::mla,
+                                      .lifetime = Lifetime::step,
+                                      .reduce = BufferReduce::max});
   if (options.indexer) indexer_ = std::make_unique<Indexer>(params, prefix + "indexer.", options);
 }
 
-double MlaAttention::scale() const { return 1.0 / std::sqrt(static_cast<double>(qk_dim())); }
+double MlaAttention::scale() const {
+  return 1.0 / std::sqrt(static_cast<double>(qk_dim()));
+}
 
 void MlaAttention::rotate(Tape& tape, TensorView x, std::int64_t begin, bool inverse) const {
   if (!options_.rope || options_.qk_rope_dim == 0) return;
-  tape.run(Rope{.x = x, .positions = tape.sequence().positions, .begin = begin, .rotary_width = options_.qk_rope_dim, .theta = options_.rope_theta, .interleaved = options_.rope_interleaved, .inverse = inverse});
+  tape.run(Rope{.x = x,
+                .positions = tape.sequence().positions,
+                .begin = begin,
+                .rotary_width = options_.qk_rope_dim,
+                .theta = options_.rope_theta,
+                .interleaved = options_.rope_interleaved,
+                .inverse = inverse});
 }
 
 void MlaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
@@ -59,10 +84,16 @@ void MlaAttention::declare_query(TapeSpec& tape, std::int64_t tokens) {
     qa_raw_ = tape.activation("attn.qa_raw", {tokens, options_.q_lora_rank}, compute);
     qa_ = tape.activation("attn.qa", {tokens, options_.q_lora_rank}, compute);
     qa_inv_rms_ = tape.activation("attn.qa_inv_rms", {tokens}, precision_.stats);
-    tape.step("attn.qa_raw", {x_}, {qa_raw_}, [this](Tape& t) { linear(t, t.out(qa_raw_), t.in(x_), q_a_); });
+    tape.step("attn.qa_raw", {x_}, {qa_raw_}, [this](Tape& t) {
+      linear(t, t.out(qa_raw_), t.in(x_), q_a_);
+    });
     tape.step("attn.qa", {qa_raw_}, {qa_, qa_inv_rms_}, [this](Tape& t) {
       const WeightLease w = t.weight(q_a_norm_);
-      t.run(RmsNormForward{.y = t.out(qa_), .inv_rms = t.out(qa_inv_rms_), .x = t.in(qa_raw_), .weight = w.view(), .eps = options_.latent_eps});
+      t.run(RmsNormForward{.y = t.out(qa_),
+                           .inv_rms = t.out(qa_inv_rms_),
+                           .x = t.in(qa_raw_),
+                           .weight = w.view(),
+                           .eps = options_.latent_eps});
     });
   } else {
     qa_ = x_;
@@ -81,8 +112,11 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
   c_raw_ = tape.activation("attn.c_raw", {tokens, ckv}, compute);
   c_ = tape.activation("attn.c", {tokens, ckv}, compute);
   c_inv_rms_ = tape.activation("attn.c_inv_rms", {tokens}, precision_.stats);
-  kvb_ = tape.activation("attn.kvb", {tokens, options_.heads, options_.qk_nope_dim + options_.v_dim}, compute);
-  tape.step("attn.c_raw", {x_}, {c_raw_}, [this, ckv](Tape& t) { linear_rows(t, t.out(c_raw_), t.in(x_), kv_a_, {0, ckv}); });
+  kvb_ = tape.activation(
+      "attn.kvb", {tokens, options_.heads, options_.qk_nope_dim + options_.v_dim}, compute);
+  tape.step("attn.c_raw", {x_}, {c_raw_}, [this, ckv](Tape& t) {
+    linear_rows(t, t.out(c_raw_), t.in(x_), kv_a_, {0, ckv});
+  });
   if (dr > 0) {
     kr_ = tape.activation("attn.kr", {tokens, dr}, compute);
     tape.step("attn.kr", {x_}, {kr_}, [this, ckv, dr](Tape& t) {
@@ -93,7 +127,11 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
   }
   tape.step("attn.c", {c_raw_}, {c_, c_inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(kv_a_norm_);
-    t.run(RmsNormForward{.y = t.out(c_), .inv_rms = t.out(c_inv_rms_), .x = t.in(c_raw_), .weight = w.view(), .eps = options_.latent_eps});
+    t.run(RmsNormForward{.y = t.out(c_),
+                         .inv_rms = t.out(c_inv_rms_),
+                         .x = t.in(c_raw_),
+                         .weight = w.view(),
+                         .eps = options_.latent_eps});
   });
   tape.step("attn.kvb", {c_}, {kvb_}, [this](Tape& t) {
     const TensorView kvb = t.out(kvb_);
@@ -111,21 +149,23 @@ void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId 
   if (kr_.valid()) reads.push_back(kr_);
   if (indexer_) reads.push_back(indexer_->selected());
   tape.step("attn.core", reads, {o_, lse_}, [this](Tape& t) {
-    t.run(AttentionForward{.o = t.out(o_),
-                           .lse = t.out(lse_),
-                           .max_logit = t.context().params.buffer(max_logit_),
-                           .q = t.in(query_),
-                           .kvb = t.in(kvb_),
-                           .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
-                           .cu_seqlens = t.sequence().cu,
-                           .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
-                           .scale = scale()});
+    t.run(AttentionForward{
+        .o = t.out(o_),
+        .lse = t.out(lse_),
+        .max_logit = t.context().params.buffer(max_logit_),
+        .q = t.in(query_),
+        .kvb = t.in(kvb_),
+        .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
+        .cu_seqlens = t.sequence().cu,
+        .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
+        .scale = scale()});
   });
   gated_ = tape.activation("attn.gated", {tokens, h * dv}, compute);
   std::vector<ActId> gate_reads{o_};
   if (options_.output_gate) {
     gate_ = tape.activation("attn.gate", {tokens, h * dv}, stats);
-    tape.step("attn.gate", {x_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(x_), g_); });
+    tape.step(
+        "attn.gate", {x_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(x_), g_); });
     gate_reads.push_back(gate_);
   }
   tape.step("attn.gated", gate_reads, {gated_}, [this](Tape& t) {
@@ -139,7 +179,9 @@ void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId 
     t.run(SigmoidGateForward{.y = wide, .x = o, .gate = t.in(gate_)});
     if (!same) t.run(Cast{.y = t.out(gated_), .x = wide});
   });
-  tape.step("attn.out", {gated_}, {y}, [this, y](Tape& t) { linear(t, t.out(y), t.in(gated_), o_proj_); });
+  tape.step("attn.out", {gated_}, {y}, [this, y](Tape& t) {
+    linear(t, t.out(y), t.in(gated_), o_proj_);
+  });
 }
 
 // From dy to the gradient of the ungated output; starts dx (with the gate's part, or zero).
@@ -155,12 +197,22 @@ TensorView MlaAttention::backward_gate(Tape& tape, ConstTensorView dy, TensorVie
   const ConstTensorView wide = cast_to(tape, dgated, stats, "d attn.gated.wide");
   const TensorView d_o = tape.temp(gated.shape(), stats, "d attn.o");
   const TensorView dgate = tape.temp(gated.shape(), stats, "d attn.gate");
-  tape.run(SigmoidGateBackward{.dx = d_o, .dgate = dgate, .dy = wide, .x = tape.in(o_).reshaped(gated.shape()), .gate = tape.in(gate_)});
-  linear_backward(tape, dx, cast_to(tape, dgate, precision_.compute, "d attn.gate.rounded"), tape.in(x_), g_, false);
+  tape.run(SigmoidGateBackward{.dx = d_o,
+                               .dgate = dgate,
+                               .dy = wide,
+                               .x = tape.in(o_).reshaped(gated.shape()),
+                               .gate = tape.in(gate_)});
+  linear_backward(tape,
+                  dx,
+                  cast_to(tape, dgate, precision_.compute, "d attn.gate.rounded"),
+                  tape.in(x_),
+                  g_,
+                  false);
   return d_o;
 }
 
-void MlaAttention::backward_projections(Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx) {
+void MlaAttention::backward_projections(
+    Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx) {
   const DType compute = precision_.compute;
   const std::int64_t ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
   const ConstTensorView x = tape.in(x_), c = tape.in(c_);
@@ -173,17 +225,28 @@ void MlaAttention::backward_projections(Tape& tape, TensorView dq, TensorView dk
     const TensorView dqa_raw = tape.temp(qa.shape(), compute, "d attn.qa_raw");
     {
       const WeightLease w = tape.weight(q_a_norm_);
-      tape.run(RmsNormBackward{.dx = dqa_raw, .dweight = tape.grad(q_a_norm_), .dy = dqa, .x = tape.in(qa_raw_), .weight = w.view(), .inv_rms = tape.in(qa_inv_rms_)});
+      tape.run(RmsNormBackward{.dx = dqa_raw,
+                               .dweight = tape.grad(q_a_norm_),
+                               .dy = dqa,
+                               .x = tape.in(qa_raw_),
+                               .weight = w.view(),
+                               .inv_rms = tape.in(qa_inv_rms_)});
     }
     linear_backward(tape, dx, dqa_raw, x, q_a_, true);
   } else {
     linear_backward(tape, dx, dq2, x, q_b_, true);
   }
   const TensorView dc = tape.temp(c.shape(), compute, "d attn.c");
-  linear_backward(tape, dc, dkvb.reshaped({dkvb.dim(0), dkvb.dim(1) * dkvb.dim(2)}), c, kv_b_, false);
+  linear_backward(
+      tape, dc, dkvb.reshaped({dkvb.dim(0), dkvb.dim(1) * dkvb.dim(2)}), c, kv_b_, false);
   {
     const WeightLease w = tape.weight(kv_a_norm_);
-    tape.run(RmsNormBackward{.dx = dc, .dweight = tape.grad(kv_a_norm_), .dy = dc, .x = tape.in(c_raw_), .weight = w.view(), .inv_rms = tape.in(c_inv_rms_)});
+    tape.run(RmsNormBackward{.dx = dc,
+                             .dweight = tape.grad(kv_a_norm_),
+                             .dy = dc,
+                             .x = tape.in(c_raw_),
+                             .weight = w.view(),
+                             .inv_rms = tape.in(c_inv_rms_)});
   }
   linear_rows_backward(tape, dx, dc, x, kv_a_, {0, ckv}, true);
   if (dr > 0) {
@@ -195,25 +258,34 @@ void MlaAttention::backward_projections(Tape& tape, TensorView dq, TensorView dk
 void MlaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
   const DType compute = precision_.compute;
   const TensorView d_o = backward_gate(tape, dy, dx);
-  const ConstTensorView q = tape.in(query_), kvb = tape.in(kvb_), kr = kr_.valid() ? tape.in(kr_) : ConstTensorView();
+  const ConstTensorView q = tape.in(query_), kvb = tape.in(kvb_),
+                        kr = kr_.valid() ? tape.in(kr_) : ConstTensorView();
   const ConstTensorView o = tape.in(o_), lse = tape.in(lse_);
   const TensorView dq = tape.temp(q.shape(), compute, "d attn.q");
   const TensorView dkvb = tape.temp(kvb.shape(), compute, "d attn.kvb");
   const TensorView dkr = kr.empty() ? TensorView() : tape.temp(kr.shape(), compute, "d attn.kr");
-  tape.run(AttentionBackward{.dq = dq,
-                             .dkvb = dkvb,
-                             .dkr = dkr,
-                             .d_o = d_o.reshaped(o.shape()),
-                             .o = o,
-                             .lse = lse,
-                             .q = q,
-                             .kvb = kvb,
-                             .kr = kr,
-                             .cu_seqlens = tape.sequence().cu,
-                             .selected = indexer_ && sparse_ ? tape.in(indexer_->selected()) : ConstTensorView(),
-                             .scale = scale()});
+  tape.run(AttentionBackward{
+      .dq = dq,
+      .dkvb = dkvb,
+      .dkr = dkr,
+      .d_o = d_o.reshaped(o.shape()),
+      .o = o,
+      .lse = lse,
+      .q = q,
+      .kvb = kvb,
+      .kr = kr,
+      .cu_seqlens = tape.sequence().cu,
+      .selected = indexer_ && sparse_ ? tape.in(indexer_->selected()) : ConstTensorView(),
+      .scale = scale()});
   if (indexer_) {
-    indexer_->backward(tape, {.q = q, .kvb = kvb, .kr = kr, .lse = lse, .qk_nope_dim = options_.qk_nope_dim, .scale = scale()}, sparse_);
+    indexer_->backward(tape,
+                       {.q = q,
+                        .kvb = kvb,
+                        .kr = kr,
+                        .lse = lse,
+                        .qk_nope_dim = options_.qk_nope_dim,
+                        .scale = scale()},
+                       sparse_);
   }
   backward_projections(tape, dq, dkvb, dkr, dx);
 }

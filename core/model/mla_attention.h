@@ -34,7 +34,8 @@ class MlaAttention : public Module {
   void declare_key_value(TapeSpec& tape, std::int64_t tokens);
   void declare_attention(TapeSpec& tape, std::int64_t tokens, ActId y);
   TensorView backward_gate(Tape& tape, ConstTensorView dy, TensorView dx);
-  void backward_projections(Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx);
+  void backward_projections(
+      Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx);
   double scale() const;
   std::int64_t qk_dim() const { return options_.qk_nope_dim + options_.qk_rope_dim; }
   void rotate(Tape& tape, TensorView x, std::int64_t begin, bool inverse) const;
@@ -46,7 +47,8 @@ class MlaAttention : public Module {
   BufferId max_logit_;
   std::unique_ptr<Indexer> indexer_;
   bool sparse_ = true;
-  ActId x_, qa_raw_, qa_, qa_inv_rms_, query_, c_raw_, c_, c_inv_rms_, kr_, kvb_, o_, lse_, gate_, gated_;
+  ActId x_, qa_raw_, qa_, qa_inv_rms_, query_, c_raw_, c_, c_inv_rms_, kr_, kvb_, o_, lse_, gate_,
+      gated_;
 };
 
 }  // namespace moesaic

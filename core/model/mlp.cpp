@@ -2,27 +2,39 @@
 
 namespace moesaic {
 
-GatedMlp::GatedMlp(ParameterStore& params, const std::string& prefix, const MlpOptions& options, Part part)
+GatedMlp::GatedMlp(ParameterStore& params,
+                   const std::string& prefix,
+                   const MlpOptions& options,
+                   Part part)
     : options_(options), compute_(params.precision().compute) {
   const std::int64_t d = options.hidden, f = options.inner;
   gate_up_ = params.declare_storage(prefix + "gate_up", 0, 2 * f, d, StoredAs::compute);
-  params.declare(matrix_spec(prefix + "gate_proj.weight", f, d, options.init_std, part), gate_up_, 0);
+  params.declare(
+      matrix_spec(prefix + "gate_proj.weight", f, d, options.init_std, part), gate_up_, 0);
   params.declare(matrix_spec(prefix + "up_proj.weight", f, d, options.init_std, part), gate_up_, f);
   down_ = params.declare(matrix_spec(prefix + "down_proj.weight", d, f, options.init_std, part));
 }
 
-void GatedMlp::declare_inner(TapeSpec& tape, const Bounds& bounds, ActId x, const std::string& prefix) {
+void GatedMlp::declare_inner(TapeSpec& tape,
+                             const Bounds& bounds,
+                             ActId x,
+                             const std::string& prefix) {
   const std::int64_t t = bounds.tokens, f = options_.inner;
   x_ = x;
   pre_ = tape.activation(prefix + "gate_up", {t, 2 * f}, compute_);
   h_ = tape.activation(prefix + "h", {t, f}, compute_);
-  tape.step(prefix + "gate_up", {x}, {pre_}, [this](Tape& p) { linear(p, p.out(pre_), p.in(x_), gate_up_); });
+  tape.step(prefix + "gate_up", {x}, {pre_}, [this](Tape& p) {
+    linear(p, p.out(pre_), p.in(x_), gate_up_);
+  });
   tape.step(prefix + "glu", {pre_}, {h_}, [this](Tape& p) {
-    p.run(GluForward{.h = p.out(h_), .gate_up = p.in(pre_), .row_count = {}, .activation = options_.activation});
+    p.run(GluForward{
+        .h = p.out(h_), .gate_up = p.in(pre_), .row_count = {}, .activation = options_.activation});
   });
 }
 
-void GatedMlp::add_output(Tape& tape, TensorView y, bool accumulate) { linear(tape, y, tape.in(h_), down_, accumulate); }
+void GatedMlp::add_output(Tape& tape, TensorView y, bool accumulate) {
+  linear(tape, y, tape.in(h_), down_, accumulate);
+}
 
 void GatedMlp::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   declare_inner(tape, bounds, x, "mlp.");
@@ -34,10 +46,13 @@ void GatedMlp::backward_into(Tape& tape, ConstTensorView dy, TensorView dx, bool
   const TensorView dh = tape.temp({pre.dim(0), options_.inner}, compute_, "d mlp.h");
   linear_backward(tape, dh, dy, tape.in(h_), down_, false);
   const TensorView dpre = tape.temp(pre.shape(), compute_, "d mlp.gate_up");
-  tape.run(GluBackward{.dgate_up = dpre, .dh = dh, .gate_up = pre, .activation = options_.activation});
+  tape.run(
+      GluBackward{.dgate_up = dpre, .dh = dh, .gate_up = pre, .activation = options_.activation});
   linear_backward(tape, dx, dpre, tape.in(x_), gate_up_, accumulate_dx);
 }
 
-void GatedMlp::backward(Tape& tape, ConstTensorView dy, TensorView dx) { backward_into(tape, dy, dx, false); }
+void GatedMlp::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
+  backward_into(tape, dy, dx, false);
+}
 
 }  // namespace moesaic

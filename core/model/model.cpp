@@ -17,18 +17,21 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
     LayerResidual& r = plan[l];
     r.kind = ResidualKind::attention;
     r.bank_size = bank;
-    r.attn_starts_block = options.attn_res_full || static_cast<std::int64_t>(l) % options.attn_res_block == 0;
+    r.attn_starts_block =
+        options.attn_res_full || static_cast<std::int64_t>(l) % options.attn_res_block == 0;
     r.mlp_starts_block = options.attn_res_full;
     bank = r.bank_size_after();
   }
   return plan;
 }
 
-Model::Model(ParameterStore& params, const ModelOptions& options) : options_(options), precision_(params.precision()) {
+Model::Model(ParameterStore& params, const ModelOptions& options)
+    : options_(options), precision_(params.precision()) {
   const std::string prefix = options.name_prefix + "model.";
   const std::int64_t d = options.hidden;
   embedding_ = params.declare([&] {
-    auto s = matrix_spec(prefix + "embed_tokens.weight", options.vocabulary, d, options.init_std, Part::embedding);
+    auto s = matrix_spec(
+        prefix + "embed_tokens.weight", options.vocabulary, d, options.init_std, Part::embedding);
     s.matrix = false;  // AdamW (SPEC 7.2)
     return s;
   }());
@@ -44,21 +47,28 @@ Model::Model(ParameterStore& params, const ModelOptions& options) : options_(opt
     o.dense = options.dense;
     o.moe = options.moe;
     o.residual = residuals[l];
-    layers_.push_back(std::make_unique<DecoderLayer>(params, prefix + "layers." + std::to_string(l) + ".", o));
+    layers_.push_back(
+        std::make_unique<DecoderLayer>(params, prefix + "layers." + std::to_string(l) + ".", o));
   }
   final_bank_ = residuals.empty() ? 0 : residuals.back().bank_size_after();
-  if (options.residual == ResidualKind::attention) output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
+  if (options.residual == ResidualKind::attention)
+    output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
   norm_ = params.declare(vector_spec(prefix + "norm.weight", d, Init::Kind::ones, Part::norm));
   if (options.tie_embeddings) {
     head_weight_ = embedding_;
   } else {
-    auto s = matrix_spec(options.name_prefix + "lm_head.weight", options.vocabulary, d, options.init_std, Part::head);
+    auto s = matrix_spec(options.name_prefix + "lm_head.weight",
+                         options.vocabulary,
+                         d,
+                         options.init_std,
+                         Part::head);
     s.matrix = false;
     head_weight_ = params.declare(s);
   }
   head_ = std::make_unique<VocabHead>(head_weight_, options.vocabulary, options.head_chunk_rows);
   first_mtp_parameter_ = params.params().size();
-  if (options.mtp) mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
+  if (options.mtp)
+    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
 }
 
 void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
@@ -70,7 +80,8 @@ void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   });
   embed_spec_->always_save(x_);
   embed_spec_->plan(policy);
-  for (auto& layer : layers_) layer->plan(bounds, policy);
+  for (auto& layer : layers_)
+    layer->plan(bounds, policy);
   plan_tail(bounds, policy);
   if (mtp_) mtp_->plan(bounds, policy);
 }
@@ -80,7 +91,8 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   const DType compute = precision_.compute, stats = precision_.stats;
   tail_spec_ = std::make_unique<TapeSpec>();
   tail_bank_.clear();
-  for (std::int64_t i = 0; i < final_bank_; ++i) tail_bank_.push_back(tail_spec_->input("bank." + std::to_string(i), shape, compute));
+  for (std::int64_t i = 0; i < final_bank_; ++i)
+    tail_bank_.push_back(tail_spec_->input("bank." + std::to_string(i), shape, compute));
   tail_cur_ = tail_spec_->input("cur", shape, compute);
   h_ = tail_cur_;
   p_ = ActId();
@@ -91,8 +103,14 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
     reads.push_back(tail_cur_);
     tail_spec_->step("output.mix", reads, {h_, p_}, [this, reads](Tape& t) {
       const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
-      AttnResForward op{.h = t.out(h_), .p = t.out(p_), .sources = {}, .query = query.view().reshaped({options_.hidden}), .norm = norm.view(), .eps = options_.eps};
-      for (const ActId r : reads) op.sources.push_back(t.in(r));
+      AttnResForward op{.h = t.out(h_),
+                        .p = t.out(p_),
+                        .sources = {},
+                        .query = query.view().reshaped({options_.hidden}),
+                        .norm = norm.view(),
+                        .eps = options_.eps};
+      for (const ActId r : reads)
+        op.sources.push_back(t.in(r));
       t.run(op);
     });
     tail_spec_->always_save(h_);  // the MTP module reads it
@@ -102,25 +120,36 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   dn_ = tail_spec_->activation("loss.gradient", shape, compute);
   tail_spec_->step("output.norm", {h_}, {n_, inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(norm_);
-    t.run(RmsNormForward{.y = t.out(n_), .inv_rms = t.out(inv_rms_), .x = t.in(h_), .weight = w.view(), .eps = options_.eps});
+    t.run(RmsNormForward{.y = t.out(n_),
+                         .inv_rms = t.out(inv_rms_),
+                         .x = t.in(h_),
+                         .weight = w.view(),
+                         .eps = options_.eps});
   });
   tail_spec_->always_save(n_);
   // The loss adds to accumulators and to the head's gradient: it happens once.
-  tail_spec_->step("loss", {n_}, {dn_}, [this](Tape& t) {
+  tail_spec_->step(
+      "loss",
+      {n_},
+      {dn_},
+      [this](Tape& t) {
         RunContext& c = t.context();
         if (c.sequence.targets.empty()) return;  // generation
-        head_->loss(t, t.in(n_),
+        head_->loss(t,
+                    t.in(n_),
                     {.targets = c.sequence.targets,
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());
-      }, StepKind::chooses);
+      },
+      StepKind::chooses);
   tail_spec_->plan(policy);
 }
 
 std::size_t Model::slot_bytes() const {
   std::size_t bytes = embed_spec_->slot_bytes() + tail_spec_->slot_bytes();
-  for (const auto& layer : layers_) bytes += layer->tape_spec().slot_bytes();
+  for (const auto& layer : layers_)
+    bytes += layer->tape_spec().slot_bytes();
   return bytes + (mtp_ ? mtp_->slot_bytes() : 0);
 }
 
@@ -134,18 +163,22 @@ Model::MicroBatch Model::make_micro_batch(TensorView slot) const {
   };
   Tape embed(*embed_spec_, next(embed_spec_->slot_bytes()));
   std::vector<Tape> layers;
-  for (const auto& layer : layers_) layers.emplace_back(layer->tape_spec(), next(layer->tape_spec().slot_bytes()));
+  for (const auto& layer : layers_)
+    layers.emplace_back(layer->tape_spec(), next(layer->tape_spec().slot_bytes()));
   Tape tail(*tail_spec_, next(tail_spec_->slot_bytes()));
   MicroBatch batch{std::move(embed), std::move(layers), std::move(tail), nullptr};
-  if (mtp_) batch.mtp = std::make_unique<MtpModule::Tapes>(mtp_->make_tapes(next(mtp_->slot_bytes())));
+  if (mtp_)
+    batch.mtp = std::make_unique<MtpModule::Tapes>(mtp_->make_tapes(next(mtp_->slot_bytes())));
   return batch;
 }
 
 void Model::forward(RunContext& context, MicroBatch& batch) {
   batch.embed.forward(context);
   DecoderLayer::Bundle bundle{batch.embed.in(x_), {}};
-  for (std::size_t l = 0; l < layers_.size(); ++l) bundle = layers_[l]->forward(context, batch.layers[l], bundle);
-  for (std::size_t i = 0; i < tail_bank_.size(); ++i) batch.tail.bind(tail_bank_[i], bundle.bank[i]);
+  for (std::size_t l = 0; l < layers_.size(); ++l)
+    bundle = layers_[l]->forward(context, batch.layers[l], bundle);
+  for (std::size_t i = 0; i < tail_bank_.size(); ++i)
+    batch.tail.bind(tail_bank_[i], bundle.bank[i]);
   batch.tail.bind(tail_cur_, bundle.cur);
   batch.tail.forward(context);
   if (mtp_ && !context.sequence.mtp_targets.empty()) {
@@ -154,18 +187,27 @@ void Model::forward(RunContext& context, MicroBatch& batch) {
 }
 
 // From the gradient of the normalised output to those of the last sum and the snapshots.
-void Model::backward_tail(RunContext& context, MicroBatch& batch, TensorView dcur, std::span<const TensorView> dbank) {
+void Model::backward_tail(RunContext& context,
+                          MicroBatch& batch,
+                          TensorView dcur,
+                          std::span<const TensorView> dbank) {
   const Shape shape = dcur.shape();
   const DType compute = precision_.compute;
   const bool has_mtp = mtp_ && !context.sequence.mtp_targets.empty();
   const TensorView dn = context.transient.take(shape, compute, "d output.normed");
   run(context.backend, Cast{.y = dn, .x = batch.tail.in(dn_)});
   if (has_mtp && options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dn);
-  const TensorView dh = output_mix_.declared() ? context.transient.take(shape, compute, "d output.mixed") : dcur;
+  const TensorView dh =
+      output_mix_.declared() ? context.transient.take(shape, compute, "d output.mixed") : dcur;
   batch.tail.backward(context, [&] {
     Tape& t = batch.tail;
     const WeightLease w = t.weight(norm_);
-    t.run(RmsNormBackward{.dx = dh, .dweight = t.grad(norm_), .dy = dn, .x = t.in(h_), .weight = w.view(), .inv_rms = t.in(inv_rms_)});
+    t.run(RmsNormBackward{.dx = dh,
+                          .dweight = t.grad(norm_),
+                          .dy = dn,
+                          .x = t.in(h_),
+                          .weight = w.view(),
+                          .inv_rms = t.in(inv_rms_)});
   });
   if (has_mtp && !options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dh);
   if (!output_mix_.declared()) return;
@@ -183,7 +225,8 @@ void Model::backward_tail(RunContext& context, MicroBatch& batch, TensorView dcu
                         .query = query.view().reshaped({options_.hidden}),
                         .norm = norm.view(),
                         .eps = options_.eps};
-    for (const ActId b : tail_bank_) mix.sources.push_back(t.in(b));
+    for (const ActId b : tail_bank_)
+      mix.sources.push_back(t.in(b));
     mix.dsources.push_back(dcur);
     mix.sources.push_back(t.in(tail_cur_));
     t.run(mix);
@@ -200,11 +243,13 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
     dbank.push_back(context.transient.take(shape, precision_.stats, "d snapshot"));
     run(context.backend, Fill{.y = dbank.back(), .value = 0.0});
   }
-  if (context.weight_gradients.mode() == WeightGradients::Mode::deferred) context.weight_gradients.hold(std::move(mark));
+  if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
+    context.weight_gradients.hold(std::move(mark));
   backward_tail(context, batch, dcur, dbank);
   for (std::size_t l = layers_.size(); l-- > 0;) {
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
-    layers_[l]->backward(context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));
+    layers_[l]->backward(
+        context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));
   }
   batch.embed.backward(context, [&] {
     Tape& t = batch.embed;
@@ -217,9 +262,11 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
 std::vector<Model::NamedMoe> Model::moe_layers() {
   std::vector<NamedMoe> all;
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (layers_[l]->moe() != nullptr) all.push_back({static_cast<std::int64_t>(l), layers_[l]->moe()});
+    if (layers_[l]->moe() != nullptr)
+      all.push_back({static_cast<std::int64_t>(l), layers_[l]->moe()});
   }
-  if (mtp_ && mtp_->moe() != nullptr) all.push_back({static_cast<std::int64_t>(layers_.size()), mtp_->moe()});
+  if (mtp_ && mtp_->moe() != nullptr)
+    all.push_back({static_cast<std::int64_t>(layers_.size()), mtp_->moe()});
   return all;
 }
 
@@ -233,7 +280,8 @@ std::vector<MlaAttention*> Model::mla_layers() {
 }
 
 void Model::set_sparse_stage(bool sparse) {
-  for (MlaAttention* mla : mla_layers()) mla->set_sparse(sparse);
+  for (MlaAttention* mla : mla_layers())
+    mla->set_sparse(sparse);
 }
 
 }  // namespace moesaic

@@ -56,7 +56,10 @@ class Model {
 
  private:
   void plan_tail(const Bounds& bounds, const RecomputePolicy& policy);
-  void backward_tail(RunContext& context, MicroBatch& batch, TensorView dcur, std::span<const TensorView> dbank);
+  void backward_tail(RunContext& context,
+                     MicroBatch& batch,
+                     TensorView dcur,
+                     std::span<const TensorView> dbank);
 
   ModelOptions options_;
   Precision precision_;

@@ -14,19 +14,26 @@
 namespace moesaic {
 namespace {
 // The router knows the best score outside its choice unless it chose everything or only looked at some groups.
-bool has_cutoff(const MoeOptions& o) { return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups); }
+bool has_cutoff(const MoeOptions& o) {
+  return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups);
+}
 std::int64_t capacity_of(const MoeOptions& o, std::int64_t tokens) {
   if (o.capacity_factor == 0) return o.capacity;
-  return static_cast<std::int64_t>(std::ceil(o.capacity_factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts)));
+  return static_cast<std::int64_t>(std::ceil(
+      o.capacity_factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts)));
 }
 }  // namespace
 
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
     : options_(options), prefix_(prefix), precision_(params.precision()) {
-  const std::int64_t d = options.hidden, e = options.experts, f = options.inner, l = options.latent > 0 ? options.latent : d;
-  const bool needs_cutoff = options.bias_rule == BiasRule::quantile || options.bias_rule == BiasRule::quantile_exact;
+  const std::int64_t d = options.hidden, e = options.experts, f = options.inner,
+                     l = options.latent > 0 ? options.latent : d;
+  const bool needs_cutoff =
+      options.bias_rule == BiasRule::quantile || options.bias_rule == BiasRule::quantile_exact;
   if (needs_cutoff && !has_cutoff(options)) {
-    throw UsageError(prefix + ": the quantile rule balances against the best expert that was not chosen: it needs fewer choices than experts and no group limit");
+    throw UsageError(prefix +
+                     ": the quantile rule balances against the best expert that was not chosen: it "
+                     "needs fewer choices than experts and no group limit");
   }
   auto router = matrix_spec(prefix + "gate.weight", e, d, options.init_std, Part::router);
   router.stored_as = StoredAs::stats;
@@ -36,7 +43,11 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
                                  .dtype = precision_.stats,
                                  .is_parameter_in_checkpoint = true,
                                  .part = Part::router});
-  counts_ = params.declare_buffer({.name = prefix + "step_counts", .shape = {e}, .dtype = DType::i64, .lifetime = Lifetime::step, .reduce = BufferReduce::sum});
+  counts_ = params.declare_buffer({.name = prefix + "step_counts",
+                                   .shape = {e},
+                                   .dtype = DType::i64,
+                                   .lifetime = Lifetime::step,
+                                   .reduce = BufferReduce::sum});
   if (options.bias_rule == BiasRule::quantile) {
     histogram_ = params.declare_buffer({.name = prefix + "step_histogram",
                                         .shape = {e, options.histogram_bins},
@@ -46,15 +57,26 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
   }
   if (options.aux_loss == AuxLoss::global) {
     // Before the first step every expert counts as evenly used (SPEC 5.1).
-    frequency_ = params.declare_buffer({.name = prefix + "load_frequency", .shape = {e}, .dtype = precision_.stats, .initial = 1.0 / static_cast<double>(e)});
+    frequency_ = params.declare_buffer({.name = prefix + "load_frequency",
+                                        .shape = {e},
+                                        .dtype = precision_.stats,
+                                        .initial = 1.0 / static_cast<double>(e)});
   }
   if (options.latent > 0) {
-    latent_down_ = params.declare(matrix_spec(prefix + "routed_expert_down_proj.weight", l, d, options.init_std, Part::latent));
-    if (options.latent_norm) latent_norm_ = params.declare(vector_spec(prefix + "routed_expert_norm.weight", l, Init::Kind::ones, Part::latent));
-    latent_up_ = params.declare(matrix_spec(prefix + "routed_expert_up_proj.weight", d, l, options.init_std, Part::latent));
+    latent_down_ = params.declare(matrix_spec(
+        prefix + "routed_expert_down_proj.weight", l, d, options.init_std, Part::latent));
+    if (options.latent_norm)
+      latent_norm_ = params.declare(
+          vector_spec(prefix + "routed_expert_norm.weight", l, Init::Kind::ones, Part::latent));
+    latent_up_ = params.declare(
+        matrix_spec(prefix + "routed_expert_up_proj.weight", d, l, options.init_std, Part::latent));
   }
   const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols) {
-    auto s = matrix_spec(prefix + "experts.{}." + which + ".weight", rows, cols, options.init_std, Part::routed_expert);
+    auto s = matrix_spec(prefix + "experts.{}." + which + ".weight",
+                         rows,
+                         cols,
+                         options.init_std,
+                         Part::routed_expert);
     s.members = e;
     s.active_members = options.top_k;
     s.use_counts = counts_;
@@ -65,8 +87,11 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
   params.declare(expert("w3", f, l), w13_, f);
   w2_ = params.declare(expert("w2", l, f));
   if (options.shared_inner > 0) {
-    shared_ = std::make_unique<GatedMlp>(params, prefix + "shared_experts.",
-                                         MlpOptions{d, options.shared_inner, options.activation, options.init_std}, Part::shared_expert);
+    shared_ = std::make_unique<GatedMlp>(
+        params,
+        prefix + "shared_experts.",
+        MlpOptions{d, options.shared_inner, options.activation, options.init_std},
+        Part::shared_expert);
   }
 }
 
@@ -94,7 +119,11 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
     a_.cutoff = tape.activation("moe.cutoff", {tokens}, stats);
     chosen.push_back(a_.cutoff);
   }
-  tape.step("moe.choose", {a_.logits}, chosen, [this](Tape& p) {
+  tape.step(
+      "moe.choose",
+      {a_.logits},
+      chosen,
+      [this](Tape& p) {
         p.run(RouterForward{.scores = p.out(a_.scores),
                             .topk = p.out(a_.topk),
                             .weights = p.out(a_.weights),
@@ -108,40 +137,59 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
                             .topk_groups = options_.topk_groups,
                             .renormalize = options_.renormalize,
                             .route_scale = options_.route_scale});
-      }, StepKind::chooses);
+      },
+      StepKind::chooses);
   if (capacity_ > 0) {
     a_.kept = tape.activation("moe.kept", {tokens, k}, DType::u8);
-    tape.step("moe.capacity", {a_.topk, a_.weights}, {a_.kept}, [this](Tape& p) {
+    tape.step(
+        "moe.capacity",
+        {a_.topk, a_.weights},
+        {a_.kept},
+        [this](Tape& p) {
           p.run(ExpertCapacity{.kept = p.out(a_.kept),
                                .topk = p.in(a_.topk),
                                .weights = p.in(a_.weights),
                                .num_experts = options_.experts,
                                .capacity = capacity_,
                                .policy = options_.drop_policy});
-        }, StepKind::chooses);
+        },
+        StepKind::chooses);
   }
   a_.offsets = tape.activation("moe.offsets", {e + 1}, DType::i32);
   a_.row_of_assignment = tape.activation("moe.row_of_assignment", {tokens, k}, DType::i32);
   a_.token_of_row = tape.activation("moe.token_of_row", {tokens * k}, DType::i32);
   std::vector<ActId> reads{a_.topk};
   if (a_.kept.valid()) reads.push_back(a_.kept);
-  tape.step("moe.plan", reads, {a_.offsets, a_.row_of_assignment, a_.token_of_row}, [this](Tape& p) {
+  tape.step(
+      "moe.plan",
+      reads,
+      {a_.offsets, a_.row_of_assignment, a_.token_of_row},
+      [this](Tape& p) {
         p.run(DispatchPlan{.offsets = p.out(a_.offsets),
                            .row_of_assignment = p.out(a_.row_of_assignment),
                            .token_of_row = p.out(a_.token_of_row),
                            .topk = p.in(a_.topk),
                            .kept = a_.kept.valid() ? p.in(a_.kept) : ConstTensorView()});
-      }, StepKind::chooses);
+      },
+      StepKind::chooses);
   // Counters change state, so they are a step of their own that nothing reads: replays never repeat it.
-  tape.step("moe.count", {a_.logits, a_.scores, a_.topk, a_.counts}, {}, [this](Tape& p) { count(p); }, StepKind::chooses);
+  tape.step(
+      "moe.count",
+      {a_.logits, a_.scores, a_.topk, a_.counts},
+      {},
+      [this](Tape& p) { count(p); },
+      StepKind::chooses);
 }
 
 void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   const DType compute = precision_.compute;
-  const std::int64_t rows = tokens * options_.top_k, f = options_.inner, l = options_.latent > 0 ? options_.latent : options_.hidden;
+  const std::int64_t rows = tokens * options_.top_k, f = options_.inner,
+                     l = options_.latent > 0 ? options_.latent : options_.hidden;
   if (options_.latent > 0) {
     a_.z = tape.activation("moe.z", {tokens, l}, compute);
-    tape.step("moe.latent_down", {a_.x}, {a_.z}, [this](Tape& p) { linear(p, p.out(a_.z), p.in(a_.x), latent_down_); });
+    tape.step("moe.latent_down", {a_.x}, {a_.z}, [this](Tape& p) {
+      linear(p, p.out(a_.z), p.in(a_.x), latent_down_);
+    });
   } else {
     a_.z = a_.x;
   }
@@ -154,15 +202,24 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   });
   tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up}, [this](Tape& p) {
     const WeightLease w = p.weight(w13_);
-    p.run(GroupedLinearForward{.y = p.out(a_.gate_up), .x = p.in(a_.xs), .w = w.view(), .offsets = p.in(a_.offsets),
+    p.run(GroupedLinearForward{.y = p.out(a_.gate_up),
+                               .x = p.in(a_.xs),
+                               .w = w.view(),
+                               .offsets = p.in(a_.offsets),
                                .slot_of_expert = p.context().params.slot_of_member(w13_)});
   });
   tape.step("moe.glu", {a_.gate_up, a_.offsets}, {a_.h}, [this](Tape& p) {
-    p.run(GluForward{.h = p.out(a_.h), .gate_up = p.in(a_.gate_up), .row_count = rows_in_use(p.in(a_.offsets)), .activation = options_.activation});
+    p.run(GluForward{.h = p.out(a_.h),
+                     .gate_up = p.in(a_.gate_up),
+                     .row_count = rows_in_use(p.in(a_.offsets)),
+                     .activation = options_.activation});
   });
   tape.step("moe.down", {a_.h, a_.offsets}, {a_.ye}, [this](Tape& p) {
     const WeightLease w = p.weight(w2_);
-    p.run(GroupedLinearForward{.y = p.out(a_.ye), .x = p.in(a_.h), .w = w.view(), .offsets = p.in(a_.offsets),
+    p.run(GroupedLinearForward{.y = p.out(a_.ye),
+                               .x = p.in(a_.h),
+                               .w = w.view(),
+                               .offsets = p.in(a_.offsets),
                                .slot_of_expert = p.context().params.slot_of_member(w2_)});
   });
 }
@@ -183,7 +240,11 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
       a_.u_inv_rms = tape.activation("moe.u_inv_rms", {tokens}, precision_.stats);
       tape.step("moe.norm", {a_.u}, {a_.un, a_.u_inv_rms}, [this](Tape& p) {
         const WeightLease w = p.weight(latent_norm_);
-        p.run(RmsNormForward{.y = p.out(a_.un), .inv_rms = p.out(a_.u_inv_rms), .x = p.in(a_.u), .weight = w.view(), .eps = options_.eps});
+        p.run(RmsNormForward{.y = p.out(a_.un),
+                             .inv_rms = p.out(a_.u_inv_rms),
+                             .x = p.in(a_.u),
+                             .weight = w.view(),
+                             .eps = options_.eps});
       });
     }
     reads = {a_.un};
@@ -218,11 +279,16 @@ void MoeLayer::count(Tape& tape) {
   ParameterStore& params = tape.context().params;
   tape.run(AccumulateCounts{.total = params.buffer(counts_), .counts = tape.in(a_.counts)});
   if (histogram_.valid()) {
-    tape.run(BalanceHistogram{.histogram = params.buffer(histogram_), .scores = tape.in(a_.scores), .cutoff = tape.in(a_.cutoff), .bias = params.buffer(bias_)});
+    tape.run(BalanceHistogram{.histogram = params.buffer(histogram_),
+                              .scores = tape.in(a_.scores),
+                              .cutoff = tape.in(a_.cutoff),
+                              .bias = params.buffer(bias_)});
   }
   if (options_.bias_rule == BiasRule::quantile_exact && !margins_.empty()) {
     const std::int64_t tokens = tape.in(a_.scores).dim(0);
-    tape.run(BalanceMargins{.margins = margins_.rows(margin_rows_, margin_rows_ + tokens), .scores = tape.in(a_.scores), .cutoff = tape.in(a_.cutoff)});
+    tape.run(BalanceMargins{.margins = margins_.rows(margin_rows_, margin_rows_ + tokens),
+                            .scores = tape.in(a_.scores),
+                            .cutoff = tape.in(a_.cutoff)});
     margin_rows_ += tokens;
   }
   if (const RouterLosses r = losses(tape); r.any()) {
@@ -247,10 +313,16 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
   const TensorView r = tape.temp({rows, f}, compute, "d moe.h");
   {
     const WeightLease w = tape.weight(w2_);
-    tape.run(GroupedLinearBackwardInput{.dx = r, .dy = dys, .w = w.view(), .offsets = offsets, .slot_of_expert = params.slot_of_member(w2_)});
+    tape.run(GroupedLinearBackwardInput{.dx = r,
+                                        .dy = dys,
+                                        .w = w.view(),
+                                        .offsets = offsets,
+                                        .slot_of_expert = params.slot_of_member(w2_)});
   }
   const TensorView row_weight = tape.temp({rows}, precision_.stats, "moe.row_weight");
-  tape.run(RowWeightForward{.row_weight = row_weight, .weights = tape.in(a_.weights), .row_of_assignment = tape.in(a_.row_of_assignment)});
+  tape.run(RowWeightForward{.row_weight = row_weight,
+                            .weights = tape.in(a_.weights),
+                            .row_of_assignment = tape.in(a_.row_of_assignment)});
   const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
   const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
   const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
@@ -264,16 +336,32 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
                        .activation = options_.activation,
                        .weight_h = true});
   if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
-    tape.run_weight_gradient(GroupedLinearBackwardWeight{.dw = dw2, .dy = dys, .x = weighted_h, .offsets = offsets, .slot_of_expert = params.slot_of_member(w2_)});
+    tape.run_weight_gradient(
+        GroupedLinearBackwardWeight{.dw = dw2,
+                                    .dy = dys,
+                                    .x = weighted_h,
+                                    .offsets = offsets,
+                                    .slot_of_expert = params.slot_of_member(w2_)});
   }
   if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
-    tape.run_weight_gradient(GroupedLinearBackwardWeight{.dw = dw13, .dy = dgate_up, .x = tape.in(a_.xs), .offsets = offsets, .slot_of_expert = params.slot_of_member(w13_)});
+    tape.run_weight_gradient(
+        GroupedLinearBackwardWeight{.dw = dw13,
+                                    .dy = dgate_up,
+                                    .x = tape.in(a_.xs),
+                                    .offsets = offsets,
+                                    .slot_of_expert = params.slot_of_member(w13_)});
   }
-  tape.run(RowWeightBackward{.dweights = dweights, .drow_weight = drow_weight, .row_of_assignment = tape.in(a_.row_of_assignment)});
+  tape.run(RowWeightBackward{.dweights = dweights,
+                             .drow_weight = drow_weight,
+                             .row_of_assignment = tape.in(a_.row_of_assignment)});
   const TensorView dxs = tape.temp({rows, l}, compute, "d moe.xs");
   {
     const WeightLease w = tape.weight(w13_);
-    tape.run(GroupedLinearBackwardInput{.dx = dxs, .dy = dgate_up, .w = w.view(), .offsets = offsets, .slot_of_expert = params.slot_of_member(w13_)});
+    tape.run(GroupedLinearBackwardInput{.dx = dxs,
+                                        .dy = dgate_up,
+                                        .w = w.view(),
+                                        .offsets = offsets,
+                                        .slot_of_expert = params.slot_of_member(w13_)});
   }
   const TensorView dz = tape.temp({du.dim(0), l}, compute, "d moe.z");
   tape.run(dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment)));
@@ -313,11 +401,17 @@ void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
     linear_backward(tape, dun, dy, tape.in(a_.un), latent_up_, false);
     if (options_.latent_norm) {
       const WeightLease w = tape.weight(latent_norm_);
-      tape.run(RmsNormBackward{.dx = dun, .dweight = tape.grad(latent_norm_), .dy = dun, .x = tape.in(a_.u), .weight = w.view(), .inv_rms = tape.in(a_.u_inv_rms)});
+      tape.run(RmsNormBackward{.dx = dun,
+                               .dweight = tape.grad(latent_norm_),
+                               .dy = dun,
+                               .x = tape.in(a_.u),
+                               .weight = w.view(),
+                               .inv_rms = tape.in(a_.u_inv_rms)});
     }
     du = dun;
   }
-  const TensorView dweights = tape.temp({tokens, options_.top_k}, precision_.stats, "d moe.weights");
+  const TensorView dweights =
+      tape.temp({tokens, options_.top_k}, precision_.stats, "d moe.weights");
   const TensorView dz = backward_experts(tape, du, dweights);
   if (options_.latent > 0) {
     linear_backward(tape, dx, dz, tape.in(a_.x), latent_down_, false);

@@ -23,9 +23,13 @@ class MoeLayer : public Module {
 
   // --- state of balancing, declared in the parameter store
   BufferId bias() const noexcept { return bias_; }
-  BufferId counts() const noexcept { return counts_; }        ///< i64 [E], of the step
-  BufferId histogram() const noexcept { return histogram_; }  ///< i32 [E, bins], of the step (quantile rule)
-  BufferId frequency() const noexcept { return frequency_; }  ///< [E], of the previous step (global auxiliary loss)
+  BufferId counts() const noexcept { return counts_; }  ///< i64 [E], of the step
+  BufferId histogram() const noexcept {
+    return histogram_;
+  }  ///< i32 [E, bins], of the step (quantile rule)
+  BufferId frequency() const noexcept {
+    return frequency_;
+  }  ///< [E], of the previous step (global auxiliary loss)
 
   /// Memory for the margins of a step, which the exact quantile rule needs before forward: `own` [tokens of this rank,
   /// E] is a part of `all` [tokens of all ranks, E]. Micro-batches append to `own`; reset_margins() starts a step.
@@ -39,8 +43,8 @@ class MoeLayer : public Module {
 
   // --- activations, for tests and statistics
   struct Activations {
-    ActId x, logits, scores, topk, weights, cutoff, counts, kept, offsets, row_of_assignment, token_of_row, z, xs, row_weight, gate_up,
-        h, ye, u, u_inv_rms, un;
+    ActId x, logits, scores, topk, weights, cutoff, counts, kept, offsets, row_of_assignment,
+        token_of_row, z, xs, row_weight, gate_up, h, ye, u, u_inv_rms, un;
   };
   const Activations& activations() const noexcept { return a_; }
   /// A choice to replay in the next forward passes, i32 [T, k]; empty = choose.

@@ -21,10 +21,15 @@ DecoderLayerOptions layer_options(const ModelOptions& o) {
 }
 }  // namespace
 
-MtpModule::MtpModule(ParameterStore& params, const std::string& prefix, const ModelOptions& options, StorageId embedding, const VocabHead& head)
+MtpModule::MtpModule(ParameterStore& params,
+                     const std::string& prefix,
+                     const ModelOptions& options,
+                     StorageId embedding,
+                     const VocabHead& head)
     : options_(options), precision_(params.precision()), embedding_(embedding), head_(head) {
   const std::int64_t d = options.hidden;
-  eh_proj_ = params.declare(matrix_spec(prefix + "eh_proj.weight", d, 2 * d, options.init_std, Part::mtp));
+  eh_proj_ =
+      params.declare(matrix_spec(prefix + "eh_proj.weight", d, 2 * d, options.init_std, Part::mtp));
   enorm_ = params.declare(vector_spec(prefix + "enorm.weight", d, Init::Kind::ones, Part::mtp));
   hnorm_ = params.declare(vector_spec(prefix + "hnorm.weight", d, Init::Kind::ones, Part::mtp));
   norm_ = params.declare(vector_spec(prefix + "norm.weight", d, Init::Kind::ones, Part::mtp));
@@ -50,13 +55,20 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   const auto norm_step = [this](const char* name, ActId x, ActId y, ActId rho, StorageId weight) {
     front_->step(name, {x}, {y, rho}, [this, x, y, rho, weight](Tape& t) {
       const WeightLease w = t.weight(weight);
-      t.run(RmsNormForward{.y = t.out(y), .inv_rms = t.out(rho), .x = t.in(x), .weight = w.view(), .eps = options_.eps});
+      t.run(RmsNormForward{.y = t.out(y),
+                           .inv_rms = t.out(rho),
+                           .x = t.in(x),
+                           .weight = w.view(),
+                           .eps = options_.eps});
     });
   };
   norm_step("mtp.enorm", e_, en_, e_inv_rms_, enorm_);
   norm_step("mtp.hnorm", hidden_, hn_, h_inv_rms_, hnorm_);
-  front_->step("mtp.concat", {en_, hn_}, {u_}, [this](Tape& t) { t.run(ConcatColumns{.y = t.out(u_), .a = t.in(en_), .b = t.in(hn_)}); });
-  front_->step("mtp.project", {u_}, {x_}, [this](Tape& t) { linear(t, t.out(x_), t.in(u_), eh_proj_); });
+  front_->step("mtp.concat", {en_, hn_}, {u_}, [this](Tape& t) {
+    t.run(ConcatColumns{.y = t.out(u_), .a = t.in(en_), .b = t.in(hn_)});
+  });
+  front_->step(
+      "mtp.project", {u_}, {x_}, [this](Tape& t) { linear(t, t.out(x_), t.in(u_), eh_proj_); });
   front_->always_save(x_);
   front_->plan(policy);
 
@@ -69,25 +81,40 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   dn_ = back_->activation("loss.mtp_gradient", shape, compute);
   back_->step("mtp.norm", {back_in_}, {n_, n_inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(norm_);
-    t.run(RmsNormForward{.y = t.out(n_), .inv_rms = t.out(n_inv_rms_), .x = t.in(back_in_), .weight = w.view(), .eps = options_.eps});
+    t.run(RmsNormForward{.y = t.out(n_),
+                         .inv_rms = t.out(n_inv_rms_),
+                         .x = t.in(back_in_),
+                         .weight = w.view(),
+                         .eps = options_.eps});
   });
-  back_->step("mtp.loss", {n_}, {dn_}, [this](Tape& t) {
+  back_->step(
+      "mtp.loss",
+      {n_},
+      {dn_},
+      [this](Tape& t) {
         RunContext& c = t.context();
-        head_.loss(t, t.in(n_),
+        head_.loss(t,
+                   t.in(n_),
                    {.targets = c.sequence.mtp_targets,
                     .divisor = step_scalar(c.step_scalars, StepScalar::mtp_divisor),
                     .loss_sum = loss_slot(c.losses, Loss::mtp),
                     .scale = options_.mtp_weight},
                    c.training ? t.out(dn_) : TensorView());
-      }, StepKind::chooses);
+      },
+      StepKind::chooses);
   back_->plan(policy);
 }
 
-std::size_t MtpModule::slot_bytes() const { return front_->slot_bytes() + layer_->tape_spec().slot_bytes() + back_->slot_bytes(); }
+std::size_t MtpModule::slot_bytes() const {
+  return front_->slot_bytes() + layer_->tape_spec().slot_bytes() + back_->slot_bytes();
+}
 
 MtpModule::Tapes MtpModule::make_tapes(TensorView slot) const {
-  const auto a = static_cast<std::int64_t>(front_->slot_bytes()), b = a + static_cast<std::int64_t>(layer_->tape_spec().slot_bytes());
-  return {Tape(*front_, slot.rows(0, a)), Tape(layer_->tape_spec(), slot.rows(a, b)), Tape(*back_, slot.rows(b, slot.dim(0)))};
+  const auto a = static_cast<std::int64_t>(front_->slot_bytes()),
+             b = a + static_cast<std::int64_t>(layer_->tape_spec().slot_bytes());
+  return {Tape(*front_, slot.rows(0, a)),
+          Tape(layer_->tape_spec(), slot.rows(a, b)),
+          Tape(*back_, slot.rows(b, slot.dim(0)))};
 }
 
 void MtpModule::forward(RunContext& context, Tapes& tapes, ConstTensorView hidden) {
@@ -105,7 +132,12 @@ void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) 
   tapes.back.backward(context, [&] {
     Tape& t = tapes.back;
     const WeightLease w = t.weight(norm_);
-    t.run(RmsNormBackward{.dx = dcur, .dweight = t.grad(norm_), .dy = t.in(dn_), .x = t.in(back_in_), .weight = w.view(), .inv_rms = t.in(n_inv_rms_)});
+    t.run(RmsNormBackward{.dx = dcur,
+                          .dweight = t.grad(norm_),
+                          .dy = t.in(dn_),
+                          .x = t.in(back_in_),
+                          .weight = w.view(),
+                          .inv_rms = t.in(n_inv_rms_)});
   });
   layer_->backward(context, tapes.layer, dcur, {});
   tapes.front.backward(context, [&] {
@@ -115,11 +147,22 @@ void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) 
     const TensorView de = t.temp(shape, compute, "d mtp.e"), dh = t.temp(shape, compute, "d mtp.h");
     t.run(SplitColumns{.a = de, .b = dh, .y = du});
     const WeightLease we = t.weight(enorm_), wh = t.weight(hnorm_);
-    t.run(RmsNormBackward{.dx = de, .dweight = t.grad(enorm_), .dy = de, .x = t.in(e_), .weight = we.view(), .inv_rms = t.in(e_inv_rms_)});
+    t.run(RmsNormBackward{.dx = de,
+                          .dweight = t.grad(enorm_),
+                          .dy = de,
+                          .x = t.in(e_),
+                          .weight = we.view(),
+                          .inv_rms = t.in(e_inv_rms_)});
     if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
       t.run(EmbeddingBackward{.dtable = dtable, .ids = t.sequence().mtp_tokens, .dy = de});
     }
-    t.run(RmsNormBackward{.dx = dhidden, .dweight = t.grad(hnorm_), .dy = dh, .x = t.in(hidden_), .weight = wh.view(), .inv_rms = t.in(h_inv_rms_), .accumulate_dx = true});
+    t.run(RmsNormBackward{.dx = dhidden,
+                          .dweight = t.grad(hnorm_),
+                          .dy = dh,
+                          .x = t.in(hidden_),
+                          .weight = wh.view(),
+                          .inv_rms = t.in(h_inv_rms_),
+                          .accumulate_dx = true});
   });
 }
 

@@ -11,7 +11,11 @@ namespace moesaic {
 /// decoder layer with plain residuals, an own final norm, the shared embedding and head, target x_{i+2}.
 class MtpModule {
  public:
-  MtpModule(ParameterStore& params, const std::string& prefix, const ModelOptions& options, StorageId embedding, const VocabHead& head);
+  MtpModule(ParameterStore& params,
+            const std::string& prefix,
+            const ModelOptions& options,
+            StorageId embedding,
+            const VocabHead& head);
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   std::size_t slot_bytes() const;
 

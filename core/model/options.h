@@ -16,7 +16,8 @@ struct KdaOptions {
   std::int64_t hidden = 0, heads = 0, head_dim = 0, conv_kernel = 4;
   std::optional<double> gate_lower_bound;  ///< e.g. -5; none = the softplus gate
   bool full_rank_gate = true;
-  std::int64_t a_log_entries = 0;  ///< stored entries of A_log (>= heads); 0 = shape [1, 1, heads, 1] as Kimi-Linear
+  std::int64_t a_log_entries =
+      0;  ///< stored entries of A_log (>= heads); 0 = shape [1, 1, heads, 1] as Kimi-Linear
   double eps = 1e-5;
   double init_std = 0.02;
   std::int64_t chunk_size = 64;
@@ -53,7 +54,7 @@ enum class AuxLoss : std::uint8_t { none, switch_, sequence, global };
 
 struct MoeOptions {
   std::int64_t hidden = 0, experts = 0, top_k = 0, inner = 0;
-  std::int64_t latent = 0;        ///< 0 = the plain form
+  std::int64_t latent = 0;  ///< 0 = the plain form
   bool latent_norm = true;
   std::int64_t shared_inner = 0;  ///< inner width of all shared experts together; 0 = none
   GluActivation activation;
@@ -61,8 +62,9 @@ struct MoeOptions {
   int num_groups = 1, topk_groups = 1;
   bool renormalize = true;
   double route_scale = 1.0;
-  std::int64_t capacity = 0;      ///< rows per expert and micro-batch; 0 = dropless
-  double capacity_factor = 0;     ///< not 0: rows per expert = ceil(factor T k / E) for micro-batches of T tokens, whatever `capacity` says
+  std::int64_t capacity = 0;  ///< rows per expert and micro-batch; 0 = dropless
+  double capacity_factor =
+      0;  ///< not 0: rows per expert = ceil(factor T k / E) for micro-batches of T tokens, whatever `capacity` says
   DropPolicy drop_policy = DropPolicy::prob;
   BiasRule bias_rule = BiasRule::none;
   double sign_gamma = 1e-3;
@@ -96,8 +98,8 @@ struct ModelOptions {
   bool mtp = false;
   bool mtp_post_norm = false;
   double mtp_weight = 0.3;
-  std::string name_prefix;          ///< of checkpoint names, e.g. "language_model."
-  std::int64_t head_chunk_rows = 0; ///< rows of logits held at a time; 0 = chosen
+  std::string name_prefix;           ///< of checkpoint names, e.g. "language_model."
+  std::int64_t head_chunk_rows = 0;  ///< rows of logits held at a time; 0 = chosen
 };
 
 }  // namespace moesaic

@@ -10,12 +10,18 @@ void linear(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, bool 
   tape.run(linear_forward(y, x, w.view(), accumulate));
 }
 
-void linear_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, bool accumulate_dx) {
+void linear_backward(Tape& tape,
+                     TensorView dx,
+                     ConstTensorView dy,
+                     ConstTensorView x,
+                     StorageId weight,
+                     bool accumulate_dx) {
   if (!dx.empty()) {
     const WeightLease w = tape.weight(weight);
     tape.run(linear_backward_input(dx, dy, w.view(), accumulate_dx));
   }
-  if (const TensorView dw = tape.grad(weight); !dw.empty()) tape.run_weight_gradient(linear_backward_weight(dw, dy, x));
+  if (const TensorView dw = tape.grad(weight); !dw.empty())
+    tape.run_weight_gradient(linear_backward_weight(dw, dy, x));
 }
 
 void linear_rows(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, RowRange rows) {
@@ -23,7 +29,12 @@ void linear_rows(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, 
   tape.run(linear_forward(y, x, w.view().rows(rows.begin, rows.end)));
 }
 
-void linear_rows_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, RowRange rows,
+void linear_rows_backward(Tape& tape,
+                          TensorView dx,
+                          ConstTensorView dy,
+                          ConstTensorView x,
+                          StorageId weight,
+                          RowRange rows,
                           bool accumulate_dx) {
   const WeightLease w = tape.weight(weight);
   tape.run(linear_backward_input(dx, dy, w.view().rows(rows.begin, rows.end), accumulate_dx));
@@ -39,7 +50,8 @@ ConstTensorView cast_to(Tape& tape, ConstTensorView x, DType dtype, const char* 
   return y;
 }
 
-ParameterSpec matrix_spec(std::string name, std::int64_t rows, std::int64_t cols, double std, Part part) {
+ParameterSpec matrix_spec(
+    std::string name, std::int64_t rows, std::int64_t cols, double std, Part part) {
   ParameterSpec s;
   s.name = std::move(name);
   s.shape = {rows, cols};
@@ -49,7 +61,8 @@ ParameterSpec matrix_spec(std::string name, std::int64_t rows, std::int64_t cols
   return s;
 }
 
-ParameterSpec vector_spec(std::string name, std::int64_t n, Init::Kind init, Part part, StoredAs stored_as) {
+ParameterSpec vector_spec(
+    std::string name, std::int64_t n, Init::Kind init, Part part, StoredAs stored_as) {
   ParameterSpec s;
   s.name = std::move(name);
   s.shape = {n};

@@ -28,17 +28,32 @@ class Module {
 /// y (+)= x W^T.
 void linear(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, bool accumulate = false);
 /// dx (+)= dy W and dW += dy^T x. `dx` may be empty (inputs without gradient).
-void linear_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, bool accumulate_dx);
+void linear_backward(Tape& tape,
+                     TensorView dx,
+                     ConstTensorView dy,
+                     ConstTensorView x,
+                     StorageId weight,
+                     bool accumulate_dx);
 /// The same for rows [begin, end) of W, i.e. for a slice of the outputs.
 void linear_rows(Tape& tape, TensorView y, ConstTensorView x, StorageId weight, RowRange rows);
-void linear_rows_backward(Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, StorageId weight, RowRange rows,
+void linear_rows_backward(Tape& tape,
+                          TensorView dx,
+                          ConstTensorView dy,
+                          ConstTensorView x,
+                          StorageId weight,
+                          RowRange rows,
                           bool accumulate_dx);
 /// `x` in the wanted type: x itself, or a rounded copy that lives as long as Tape::temp() memory.
 ConstTensorView cast_to(Tape& tape, ConstTensorView x, DType dtype, const char* tag);
 
 // --- declarations
-ParameterSpec matrix_spec(std::string name, std::int64_t rows, std::int64_t cols, double std, Part part);
-ParameterSpec vector_spec(std::string name, std::int64_t n, Init::Kind init, Part part, StoredAs stored_as = StoredAs::compute);
+ParameterSpec matrix_spec(
+    std::string name, std::int64_t rows, std::int64_t cols, double std, Part part);
+ParameterSpec vector_spec(std::string name,
+                          std::int64_t n,
+                          Init::Kind init,
+                          Part part,
+                          StoredAs stored_as = StoredAs::compute);
 /// Row blocks of `heads` consecutive heads, each cut into consecutive parts (per-head Muon).
 std::vector<RowRange> head_blocks(std::int64_t heads, std::initializer_list<std::int64_t> parts);
 

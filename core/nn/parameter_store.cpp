@@ -11,21 +11,28 @@ namespace moesaic {
 namespace {
 
 constexpr std::size_t kAlign = 64;
-std::size_t aligned(std::size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+std::size_t aligned(std::size_t n) {
+  return (n + kAlign - 1) / kAlign * kAlign;
+}
 
 double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
   switch (init.kind) {
-    case Init::Kind::zeros: return 0.0;
-    case Init::Kind::ones: return 1.0;
+    case Init::Kind::zeros:
+      return 0.0;
+    case Init::Kind::ones:
+      return 1.0;
     case Init::Kind::normal:
       for (std::uint64_t attempt = 0;; ++attempt) {
         const double x = standard_normal(mix64(key + attempt), index);
         if (std::abs(x) <= 3.0) return init.a * x;
       }
-    case Init::Kind::uniform: return init.a + (init.b - init.a) * uniform(key, index);
-    case Init::Kind::log_uniform: return portable_log(init.a + (init.b - init.a) * uniform(key, index));
+    case Init::Kind::uniform:
+      return init.a + (init.b - init.a) * uniform(key, index);
+    case Init::Kind::log_uniform:
+      return portable_log(init.a + (init.b - init.a) * uniform(key, index));
     case Init::Kind::inverse_softplus: {
-      const double u = portable_log(init.a) + (portable_log(init.b) - portable_log(init.a)) * uniform(key, index);
+      const double u = portable_log(init.a) +
+                       (portable_log(init.b) - portable_log(init.a)) * uniform(key, index);
       const double dt = std::max(1e-4, portable_exp(u));
       return dt + portable_log(1.0 - portable_exp(-dt));
     }
@@ -35,10 +42,17 @@ double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
 
 void store(TensorView to, std::int64_t i, double value) {
   switch (to.dtype()) {
-    case DType::f64: to.as<double>()[i] = value; break;
-    case DType::f32: to.as<float>()[i] = static_cast<float>(value); break;
-    case DType::bf16: to.as<bf16>()[i] = bf16(static_cast<float>(value)); break;
-    default: check_failed(__FILE__, __LINE__, "floating", "parameters are floating");
+    case DType::f64:
+      to.as<double>()[i] = value;
+      break;
+    case DType::f32:
+      to.as<float>()[i] = static_cast<float>(value);
+      break;
+    case DType::bf16:
+      to.as<bf16>()[i] = bf16(static_cast<float>(value));
+      break;
+    default:
+      check_failed(__FILE__, __LINE__, "floating", "parameters are floating");
   }
 }
 
@@ -46,24 +60,40 @@ void store(TensorView to, std::int64_t i, double value) {
 
 const char* name(Part part) noexcept {
   switch (part) {
-    case Part::embedding: return "embedding";
-    case Part::head: return "head";
-    case Part::norm: return "norms";
-    case Part::kda: return "KDA";
-    case Part::mla: return "MLA";
-    case Part::indexer: return "indexer";
-    case Part::dense_mlp: return "dense MLP";
-    case Part::router: return "router";
-    case Part::latent: return "latent projections";
-    case Part::shared_expert: return "shared experts";
-    case Part::routed_expert: return "routed experts";
-    case Part::attn_res: return "attention residuals";
-    case Part::mtp: return "MTP";
+    case Part::embedding:
+      return "embedding";
+    case Part::head:
+      return "head";
+    case Part::norm:
+      return "norms";
+    case Part::kda:
+      return "KDA";
+    case Part::mla:
+      return "MLA";
+    case Part::indexer:
+      return "indexer";
+    case Part::dense_mlp:
+      return "dense MLP";
+    case Part::router:
+      return "router";
+    case Part::latent:
+      return "latent projections";
+    case Part::shared_expert:
+      return "shared experts";
+    case Part::routed_expert:
+      return "routed experts";
+    case Part::attn_res:
+      return "attention residuals";
+    case Part::mtp:
+      return "MTP";
   }
   return "?";
 }
 
-StorageId ParameterStore::declare_storage(const std::string& storage_name, std::int64_t members, std::int64_t rows, std::int64_t cols,
+StorageId ParameterStore::declare_storage(const std::string& storage_name,
+                                          std::int64_t members,
+                                          std::int64_t rows,
+                                          std::int64_t cols,
                                           StoredAs stored_as) {
   MOESAIC_CHECK(!sealed_, "declarations come before seal()");
   Storage s;
@@ -82,9 +112,11 @@ ParamId ParameterStore::declare(ParameterSpec spec, StorageId storage, std::int6
   MOESAIC_CHECK(!sealed_, "declarations come before seal()");
   MOESAIC_CHECK(!find(spec.name).valid(), "parameter '" + spec.name + "' is declared twice");
   Storage& s = at(storage);
-  MOESAIC_CHECK(spec.members == s.members && spec.stored_as == s.stored_as, "'" + spec.name + "' does not fit its storage");
+  MOESAIC_CHECK(spec.members == s.members && spec.stored_as == s.stored_as,
+                "'" + spec.name + "' does not fit its storage");
   const std::int64_t rows = spec.shape.numel() / s.cols;
-  MOESAIC_CHECK(rows * s.cols == spec.shape.numel() && first_row + rows <= s.rows, "'" + spec.name + "' lies outside its storage");
+  MOESAIC_CHECK(rows * s.cols == spec.shape.numel() && first_row + rows <= s.rows,
+                "'" + spec.name + "' lies outside its storage");
   const ParamId id{static_cast<std::int32_t>(params_.size())};
   s.params.push_back(id);
   index_of_name_[spec.name] = id.index;
@@ -110,7 +142,8 @@ BufferId ParameterStore::declare_buffer(BufferSpec spec) {
 
 void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   MOESAIC_CHECK(!sealed_, "sealed twice");
-  MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(), "one flag per parameter");
+  MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(),
+                "one flag per parameter");
   device_ = device;
   for (std::size_t i = 0; i < ever_trained.size(); ++i) {
     param_place_[i].trained = ever_trained[i] != 0;
@@ -120,18 +153,27 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   std::int64_t grad_elements = 0;
   for (const auto& s : storages_) {
     weight_bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
-    if (s.dtype != precision_.master) master_bytes += aligned(byte_size(precision_.master) * static_cast<std::size_t>(s.shape.numel()));
+    if (s.dtype != precision_.master)
+      master_bytes +=
+          aligned(byte_size(precision_.master) * static_cast<std::size_t>(s.shape.numel()));
     slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
     int trained = 0;
-    for (const ParamId p : s.params) trained += param_place_[static_cast<std::size_t>(p.index)].trained ? 1 : 0;
+    for (const ParamId p : s.params)
+      trained += param_place_[static_cast<std::size_t>(p.index)].trained ? 1 : 0;
     if (trained != 0 && trained != static_cast<int>(s.params.size())) {
-      throw UsageError(fmt::format("'{}' holds parameters that are frozen and parameters that are not; freeze all of them or none", s.name));
+      throw UsageError(
+          fmt::format("'{}' holds parameters that are frozen and parameters that are not; freeze "
+                      "all of them or none",
+                      s.name));
     }
-    if (trained != 0) grad_elements += static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
+    if (trained != 0)
+      grad_elements +=
+          static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
   }
   weight_memory_ = Buffer(weight_bytes, device, "weights");
   if (master_bytes > 0) master_memory_ = Buffer(master_bytes, device, "master weights");
-  grad_memory_ = Buffer(byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), device, "gradients");
+  grad_memory_ = Buffer(
+      byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), device, "gradients");
   if (slot_bytes > 0) slot_memory_ = Buffer(slot_bytes, device, "expert slots");
   grads_ = grad_memory_.view({grad_elements}, precision_.grad);
 
@@ -157,7 +199,8 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   }
 
   std::size_t buffer_bytes = 0;
-  for (const auto& b : buffers_) buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
+  for (const auto& b : buffers_)
+    buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
   if (buffer_bytes > 0) buffer_memory_ = Buffer(buffer_bytes, device, "persistent buffers");
   std::size_t offset = 0;
   for (const auto& b : buffers_) {
@@ -178,12 +221,14 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
       const std::uint64_t key = mix64(seed ^ hash_name(member_name(id, e)));
       const auto fill = [&](TensorView to) {
         if (on_host) {
-          for (std::int64_t k = 0; k < to.numel(); ++k) store(to, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
+          for (std::int64_t k = 0; k < to.numel(); ++k)
+            store(to, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
           return;
         }
         const Buffer staging(to.bytes(), kCpu, "initial values");
         const TensorView host = staging.view(to.shape(), to.dtype());
-        for (std::int64_t k = 0; k < to.numel(); ++k) store(host, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
+        for (std::int64_t k = 0; k < to.numel(); ++k)
+          store(host, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
         copy_tensor(to, host, stream);
         stream.synchronize();
       };
@@ -195,7 +240,8 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
     if (s.members == 0) continue;
     const Buffer staging(s.slots.bytes(), kCpu, "initial values");
     const TensorView host = staging.view(s.slots.shape(), DType::i32);
-    for (std::int64_t e = 0; e < s.members; ++e) host.as<std::int32_t>()[e] = static_cast<std::int32_t>(e);
+    for (std::int64_t e = 0; e < s.members; ++e)
+      host.as<std::int32_t>()[e] = static_cast<std::int32_t>(e);
     copy_tensor(s.slots, host, stream);
     stream.synchronize();
   }
@@ -207,23 +253,31 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
     }
     const Buffer staging(view.bytes(), kCpu, "initial values");
     const TensorView host = staging.view(view.shape(), view.dtype());
-    for (std::int64_t k = 0; k < view.numel(); ++k) store(host, k, buffers_[i].initial);
+    for (std::int64_t k = 0; k < view.numel(); ++k)
+      store(host, k, buffers_[i].initial);
     copy_tensor(view, host, stream);
     stream.synchronize();
   }
   stream.synchronize();
 }
 
-WeightLease ParameterStore::acquire(StorageId id, Stream&) const { return WeightLease(at(id).weight); }
+WeightLease ParameterStore::acquire(StorageId id, Stream&) const {
+  return WeightLease(at(id).weight);
+}
 
 TensorView ParameterStore::grad(StorageId id) const {
   const Storage& s = at(id);
-  const bool is_frozen = !s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].frozen;
+  const bool is_frozen =
+      !s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].frozen;
   return is_frozen ? TensorView() : s.grad;
 }
 
-ConstTensorView ParameterStore::slot_of_member(StorageId id) const { return at(id).slots; }
-TensorView ParameterStore::buffer(BufferId id) const { return buffer_views_[static_cast<std::size_t>(id.index)]; }
+ConstTensorView ParameterStore::slot_of_member(StorageId id) const {
+  return at(id).slots;
+}
+TensorView ParameterStore::buffer(BufferId id) const {
+  return buffer_views_[static_cast<std::size_t>(id.index)];
+}
 
 std::string ParameterStore::member_name(ParamId id, std::int64_t member) const {
   const ParameterSpec& spec = params_[static_cast<std::size_t>(id.index)];
@@ -246,8 +300,12 @@ TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t
   return flat.rows(begin, begin + rows).reshaped(spec.shape);
 }
 
-TensorView ParameterStore::weight(ParamId id, std::int64_t member) const { return box(at(storage_of(id)).weight, id, member); }
-TensorView ParameterStore::master(ParamId id, std::int64_t member) const { return box(at(storage_of(id)).master, id, member); }
+TensorView ParameterStore::weight(ParamId id, std::int64_t member) const {
+  return box(at(storage_of(id)).weight, id, member);
+}
+TensorView ParameterStore::master(ParamId id, std::int64_t member) const {
+  return box(at(storage_of(id)).master, id, member);
+}
 TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
   return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);
 }

@@ -17,9 +17,9 @@ struct Init {
   enum class Kind : std::uint8_t {
     zeros,
     ones,
-    normal,            ///< normal, std `a`, redrawn outside 3 std
-    uniform,           ///< in [a, b]
-    log_uniform,       ///< log of a number uniform in [a, b] (A_log of Kimi-Linear)
+    normal,       ///< normal, std `a`, redrawn outside 3 std
+    uniform,      ///< in [a, b]
+    log_uniform,  ///< log of a number uniform in [a, b] (A_log of Kimi-Linear)
     inverse_softplus,  ///< dt + log(1 - e^-dt), dt = max(1e-4, e^u), u uniform in [log a, log b] (dt_bias)
   };
   Kind kind = Kind::normal;
@@ -33,7 +33,19 @@ enum class StoredAs : std::uint8_t { compute, stats };
 
 /// What a parameter is part of, for the tables of `plan`.
 enum class Part : std::uint8_t {
-  embedding, head, norm, kda, mla, indexer, dense_mlp, router, latent, shared_expert, routed_expert, attn_res, mtp
+  embedding,
+  head,
+  norm,
+  kda,
+  mla,
+  indexer,
+  dense_mlp,
+  router,
+  latent,
+  shared_expert,
+  routed_expert,
+  attn_res,
+  mtp
 };
 const char* name(Part part) noexcept;
 
@@ -58,17 +70,19 @@ struct BufferId {
 /// A logical tensor: what optimizers, checkpoints and conversions see. A family ("…experts.{}.w1.weight", members > 1)
 /// is `members` tensors of one shape.
 struct ParameterSpec {
-  std::string name;               ///< as in the published checkpoints; "{}" stands for the member of a family
-  Shape shape;                    ///< of one member, as in the checkpoint
-  std::int64_t members = 0;       ///< 0: a single tensor; > 0: a family
+  std::string name;  ///< as in the published checkpoints; "{}" stands for the member of a family
+  Shape shape;       ///< of one member, as in the checkpoint
+  std::int64_t members = 0;  ///< 0: a single tensor; > 0: a family
   StoredAs stored_as = StoredAs::compute;
   Init init;
   Part part = Part::norm;
-  bool decay = false;             ///< weight decay applies
-  bool matrix = false;            ///< optimised by Muon when the optimizer is Muon
-  std::vector<RowRange> blocks;   ///< row blocks that Muon treats as matrices of their own (per-head Muon); empty: whole
+  bool decay = false;   ///< weight decay applies
+  bool matrix = false;  ///< optimised by Muon when the optimizer is Muon
+  std::vector<RowRange>
+      blocks;  ///< row blocks that Muon treats as matrices of their own (per-head Muon); empty: whole
   std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
-  BufferId use_counts;              ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
+  BufferId
+      use_counts;  ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
   std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
 };
 
@@ -97,7 +111,9 @@ class WeightLease {
   WeightLease(const WeightLease&) = delete;
   WeightLease& operator=(const WeightLease&) = delete;
   ConstTensorView view() const noexcept { return view_; }
-  operator ConstTensorView() const noexcept { return view_; }  // NOLINT(google-explicit-constructor)
+  operator ConstTensorView() const noexcept {
+    return view_;
+  }  // NOLINT(google-explicit-constructor)
 
  private:
   ConstTensorView view_;
@@ -114,7 +130,11 @@ class ParameterStore {
   explicit ParameterStore(const Precision& precision) : precision_(precision) {}
 
   /// A storage with the given rows per slot, to be filled by declare(spec, storage, first_row).
-  StorageId declare_storage(const std::string& name, std::int64_t members, std::int64_t rows, std::int64_t cols, StoredAs stored_as);
+  StorageId declare_storage(const std::string& name,
+                            std::int64_t members,
+                            std::int64_t rows,
+                            std::int64_t cols,
+                            StoredAs stored_as);
   ParamId declare(ParameterSpec spec, StorageId storage, std::int64_t first_row);
   /// A parameter with a storage of its own, shaped like the parameter (families: [members, …]).
   StorageId declare(ParameterSpec spec);
@@ -143,13 +163,17 @@ class ParameterStore {
   TensorView weight(ParamId id, std::int64_t member) const;
   TensorView master(ParamId id, std::int64_t member) const;
   TensorView gradient(ParamId id, std::int64_t member) const;
-  StorageId storage_of(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].storage; }
+  StorageId storage_of(ParamId id) const {
+    return param_place_[static_cast<std::size_t>(id.index)].storage;
+  }
   ParamId find(const std::string& name) const;  ///< by declared name; invalid when absent
 
   /// A frozen parameter has an empty gradient until it is released (train.phases).
   void set_frozen(ParamId id, bool frozen);
   bool frozen(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].frozen; }
-  bool ever_trained(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].trained; }
+  bool ever_trained(ParamId id) const {
+    return param_place_[static_cast<std::size_t>(id.index)].trained;
+  }
 
   TensorView all_grads() const { return grads_; }  ///< one flat span
   void zero_grads(Stream& stream) const;

@@ -8,7 +8,9 @@
 namespace moesaic {
 namespace {
 constexpr std::size_t kAlign = 256;
-std::size_t aligned(std::size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+std::size_t aligned(std::size_t n) {
+  return (n + kAlign - 1) / kAlign * kAlign;
+}
 }  // namespace
 
 bool glob_match(const std::string& pattern, const std::string& text) {
@@ -28,12 +30,15 @@ bool glob_match(const std::string& pattern, const std::string& text) {
       return false;
     }
   }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
+  while (p < pattern.size() && pattern[p] == '*')
+    ++p;
   return p == pattern.size();
 }
 
 bool RecomputePolicy::matches(const std::string& name) const {
-  return all || std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return glob_match(p, name); });
+  return all || std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) {
+           return glob_match(p, name);
+         });
 }
 
 ActId TapeSpec::input(const std::string& name, Shape shape, DType dtype) {
@@ -51,22 +56,29 @@ ActId TapeSpec::activation(const std::string& name, Shape shape, DType dtype) {
   return {static_cast<std::int32_t>(activations_.size() - 1)};
 }
 
-void TapeSpec::step(const std::string& name, std::vector<ActId> reads, std::vector<ActId> writes, std::function<void(Tape&)> run,
+void TapeSpec::step(const std::string& name,
+                    std::vector<ActId> reads,
+                    std::vector<ActId> writes,
+                    std::function<void(Tape&)> run,
                     StepKind kind) {
   const int index = static_cast<int>(steps_.size());
   for (const ActId r : reads) {
     const auto& a = activations_[static_cast<std::size_t>(r.index)];
-    MOESAIC_CHECK(a.is_input || a.producer >= 0, fmt::format("step '{}' reads '{}' before it is written", name, a.name));
+    MOESAIC_CHECK(a.is_input || a.producer >= 0,
+                  fmt::format("step '{}' reads '{}' before it is written", name, a.name));
   }
   for (const ActId w : writes) {
     auto& a = activations_[static_cast<std::size_t>(w.index)];
-    MOESAIC_CHECK(!a.is_input && a.producer < 0, fmt::format("step '{}' writes '{}' again", name, a.name));
+    MOESAIC_CHECK(!a.is_input && a.producer < 0,
+                  fmt::format("step '{}' writes '{}' again", name, a.name));
     a.producer = index;
   }
   steps_.push_back({name, std::move(reads), std::move(writes), std::move(run), kind});
 }
 
-void TapeSpec::always_save(ActId id) { activations_[static_cast<std::size_t>(id.index)].pinned = true; }
+void TapeSpec::always_save(ActId id) {
+  activations_[static_cast<std::size_t>(id.index)].pinned = true;
+}
 
 void TapeSpec::plan(const RecomputePolicy& policy) {
   MOESAIC_CHECK(!planned_, "a tape is planned once");
@@ -76,9 +88,12 @@ void TapeSpec::plan(const RecomputePolicy& policy) {
     const bool choice = steps_[static_cast<std::size_t>(a.producer)].kind == StepKind::chooses;
     const bool named = policy.matches(a.name);
     if (named && choice && !policy.all) {
-      throw UsageError(fmt::format("activations.recompute names '{}', which the step '{}' chooses: it must be saved, or backward "
-                                   "could choose otherwise than forward. Remove it from the list.",
-                                   a.name, steps_[static_cast<std::size_t>(a.producer)].name));
+      throw UsageError(
+          fmt::format("activations.recompute names '{}', which the step '{}' chooses: it must be "
+                      "saved, or backward "
+                      "could choose otherwise than forward. Remove it from the list.",
+                      a.name,
+                      steps_[static_cast<std::size_t>(a.producer)].name));
     }
     a.keep = named && !choice && !a.pinned ? Keep::recompute : Keep::save;
     if (a.keep == Keep::save) {
@@ -98,9 +113,11 @@ void WeightGradients::add(Backend& backend, std::function<void(Backend&)> work) 
 }
 
 void WeightGradients::flush(Backend& backend) {
-  for (const auto& work : pending_) work(backend);
+  for (const auto& work : pending_)
+    work(backend);
   pending_.clear();
-  while (!held_.empty()) held_.pop_back();  // last taken, first given back
+  while (!held_.empty())
+    held_.pop_back();  // last taken, first given back
 }
 
 void Tape::bind(ActId id, ConstTensorView view) {
@@ -122,7 +139,9 @@ TensorView Tape::saved_view(ActId id) const {
   return {slot_.data() + a.offset, a.dtype, a.shape, slot_.device()};
 }
 
-TensorView Tape::temp(Shape shape, DType dtype, const char* tag) const { return context().transient.take(shape, dtype, tag); }
+TensorView Tape::temp(Shape shape, DType dtype, const char* tag) const {
+  return context().transient.take(shape, dtype, tag);
+}
 
 ConstTensorView Tape::in(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
@@ -132,7 +151,8 @@ ConstTensorView Tape::in(ActId id) {
   if (transient_[i].empty()) {
     // Only backward comes here: forward runs the steps in order.
     const auto& step = spec_->steps()[static_cast<std::size_t>(a.producer)];
-    for (const ActId r : step.reads) in(r);
+    for (const ActId r : step.reads)
+      in(r);
     ++replays_;
     const bool outer = std::exchange(replaying_, true);
     step.run(*this);
@@ -146,7 +166,8 @@ TensorView Tape::out(ActId id) {
   const auto& a = spec_->activations()[i];
   if (a.keep == Keep::save && !replaying_) return saved_view(id);
   // Saved values are never written again: a replayed step that also produces them writes elsewhere.
-  if (transient_[i].empty()) transient_[i] = context().transient.take(a.shape, a.dtype, a.name.c_str());
+  if (transient_[i].empty())
+    transient_[i] = context().transient.take(a.shape, a.dtype, a.name.c_str());
   return transient_[i];
 }
 
@@ -154,7 +175,8 @@ void Tape::forward(RunContext& context) {
   context_ = &context;
   replays_ = 0;
   const Arena::Mark mark(context.transient);
-  for (const auto& step : spec_->steps()) step.run(*this);
+  for (const auto& step : spec_->steps())
+    step.run(*this);
   std::fill(transient_.begin(), transient_.end(), TensorView());
   context_ = nullptr;
 }
@@ -163,7 +185,8 @@ void Tape::backward(RunContext& context, const std::function<void()>& body) {
   context_ = &context;
   auto mark = std::make_unique<Arena::Mark>(context.transient);
   body();
-  if (context.weight_gradients.mode() == WeightGradients::Mode::deferred) context.weight_gradients.hold(std::move(mark));
+  if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
+    context.weight_gradients.hold(std::move(mark));
   mark.reset();
   std::fill(transient_.begin(), transient_.end(), TensorView());
   context_ = nullptr;

@@ -45,7 +45,10 @@ class TapeSpec {
   ActId input(const std::string& name, Shape shape, DType dtype);
   ActId activation(const std::string& name, Shape shape, DType dtype);
   /// Adds a step at the end. A step writes each activation once.
-  void step(const std::string& name, std::vector<ActId> reads, std::vector<ActId> writes, std::function<void(Tape&)> run,
+  void step(const std::string& name,
+            std::vector<ActId> reads,
+            std::vector<ActId> writes,
+            std::function<void(Tape&)> run,
             StepKind kind = StepKind::compute);
   /// Pins an activation: always saved (the layer's outputs).
   void always_save(ActId id);
@@ -101,7 +104,8 @@ class WeightGradients {
 struct RunContext {
   Backend& backend;
   ParameterStore& params;
-  Arena& transient;  ///< unsaved activations: of the current layer in forward, replayed ones in backward
+  Arena&
+      transient;  ///< unsaved activations: of the current layer in forward, replayed ones in backward
   WeightGradients& weight_gradients;
   const Sequence& sequence;
   TensorView step_scalars;  ///< StepScalars: divisors of the losses and more
@@ -113,7 +117,8 @@ struct RunContext {
 class Tape {
  public:
   /// `slot` [slot_bytes] holds what is saved. Nothing is allocated later.
-  Tape(const TapeSpec& spec, TensorView slot) : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {}
+  Tape(const TapeSpec& spec, TensorView slot)
+      : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {}
 
   /// Points an input at its owner's memory.
   void bind(ActId id, ConstTensorView view);

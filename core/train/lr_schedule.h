@@ -8,9 +8,10 @@ namespace moesaic {
 ///
 ///   step <= warmup_steps:  peak step / warmup_steps
 ///   constant:  peak
-///   cosine:    floor + (peak - floor) (1 + cos(pi x)) / 2,  x = min(1, (step - warmup) / (total -
-///   warmup)) wsd:       peak until total - decay_steps, then floor + (peak - floor) f(x),  x =
-///   min(1, (step - start) / decay_steps)
+///   cosine:    floor + (peak - floor) (1 + cos(pi x)) / 2
+///              x = min(1, (step - warmup) / (total - warmup))
+///   wsd:       peak until total - decay_steps, then floor + (peak - floor) f(x)
+///              x = min(1, (step - start) / decay_steps)
 ///              f = 1 - x (linear), (1 + cos(pi x)) / 2 (cosine), 1 - sqrt(x) (one_minus_sqrt)
 ///
 /// Source: SPEC 7.5.

@@ -16,12 +16,19 @@
 namespace moesaic {
 namespace {
 constexpr std::int64_t kAlignElements = 64;
-std::int64_t aligned(std::int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; }
-ParamId id_of(std::size_t i) { return {static_cast<std::int32_t>(i)}; }
-std::int64_t members_of(const ParameterSpec& spec) { return std::max<std::int64_t>(1, spec.members); }
+std::int64_t aligned(std::int64_t n) {
+  return (n + kAlignElements - 1) / kAlignElements * kAlignElements;
+}
+ParamId id_of(std::size_t i) {
+  return {static_cast<std::int32_t>(i)};
+}
+std::int64_t members_of(const ParameterSpec& spec) {
+  return std::max<std::int64_t>(1, spec.members);
+}
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options) : params_(params), options_(options) {
+Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
+    : params_(params), options_(options) {
   const DType master = params.precision().master;
   std::int64_t elements = 0, num_partials = 0;
   entries_.resize(params.params().size());
@@ -55,8 +62,11 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options) : 
     }
     if (options.ema_decay) e.average = take(n);
   }
-  const std::size_t scalar_bytes = static_cast<std::size_t>(kMaxGroups * kNumStepScalars) * byte_size(master);
-  small_ = Buffer((scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8, params.device(), "step scalars");
+  const std::size_t scalar_bytes =
+      static_cast<std::size_t>(kMaxGroups * kNumStepScalars) * byte_size(master);
+  small_ = Buffer((scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
+                  params.device(),
+                  "step scalars");
   scalars_ = small_.view({kMaxGroups, kNumStepScalars}, master);
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
@@ -65,9 +75,12 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options) : 
   group_updates_ = {0};
   if (!options.skip_untouched) return;
   std::int64_t most = 0;
-  for (const ParameterSpec& spec : params.params()) most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
+  for (const ParameterSpec& spec : params.params())
+    most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
   if (most == 0) return;
-  member_memory_ = Buffer(static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), params.device(), "step scalars");
+  member_memory_ = Buffer(static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master),
+                          params.device(),
+                          "step scalars");
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
 }
 
@@ -87,9 +100,11 @@ void Optimizer::assign_groups() {
     auto it = std::find(group_updates_.begin(), group_updates_.end(), e.updates);
     if (it == group_updates_.end()) {
       if (static_cast<int>(group_updates_.size()) == kMaxGroups) {
-        throw UsageError(fmt::format("train.phases[].freeze: the parameters trained in one phase were trained for more than {} different numbers of steps "
-                                     "before; freeze fewer different sets",
-                                     kMaxGroups));
+        throw UsageError(
+            fmt::format("train.phases[].freeze: the parameters trained in one phase were trained "
+                        "for more than {} different numbers of steps "
+                        "before; freeze fewer different sets",
+                        kMaxGroups));
       }
       it = group_updates_.insert(group_updates_.end(), e.updates);
     }
@@ -124,13 +139,19 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
       }
     }
   }
-  run(backend, ClipFactor{.scalars = scalars(), .norm = norm_, .partials = partials_, .limit = options_.clip_grad_norm});
+  run(backend,
+      ClipFactor{.scalars = scalars(),
+                 .norm = norm_,
+                 .partials = partials_,
+                 .limit = options_.clip_grad_norm});
   run(backend, GuardFinite{.scalars = scalars(), .values = guarded});
   // The other groups differ in their bias corrections only.
   for (std::size_t g = 1; g < group_updates_.size(); ++g) {
     for (const StepScalar s : {StepScalar::clip_factor, StepScalar::skip}) {
       const auto row = static_cast<std::int64_t>(g);
-      const TensorView to = scalars_.rows(row, row + 1).reshaped({kNumStepScalars}).rows(index_of(s), index_of(s) + 1);
+      const TensorView to = scalars_.rows(row, row + 1)
+                                .reshaped({kNumStepScalars})
+                                .rows(index_of(s), index_of(s) + 1);
       copy_tensor(to, scalars().rows(index_of(s), index_of(s) + 1), stream_of(backend));
     }
   }
@@ -138,20 +159,32 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
 
 void Optimizer::update_family(Backend& backend, ParamId id) {
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group, members = members_of(spec);
+  const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group,
+                     members = members_of(spec);
   const ConstTensorView scalars = scalars_.rows(group, group + 1).reshaped({kNumStepScalars});
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
-  if (by_use) run(backend, MemberScalars{.rows = member_scalars_.rows(0, members), .scalars = scalars, .counts = params_.buffer(spec.use_counts)});
+  if (by_use)
+    run(backend,
+        MemberScalars{.rows = member_scalars_.rows(0, members),
+                      .scalars = scalars,
+                      .counts = params_.buffer(spec.use_counts)});
   for (std::int64_t e = 0; e < members; ++e) {
-    update_one(backend, id, e, by_use ? member_scalars_.rows(e, e + 1).reshaped({kNumStepScalars}) : scalars);
+    update_one(backend,
+               id,
+               e,
+               by_use ? member_scalars_.rows(e, e + 1).reshaped({kNumStepScalars}) : scalars);
   }
 }
 
-void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars) {
+void Optimizer::update_one(Backend& backend,
+                           ParamId id,
+                           std::int64_t member,
+                           ConstTensorView scalars) {
   const Entry& e = entries_[static_cast<std::size_t>(id.index)];
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
   const TensorView master = params_.master(id, member);
-  const TensorView compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member);
+  const TensorView compute =
+      params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member);
   const double decay = spec.decay ? options_.weight_decay : 0.0;
   if (e.muon) {
     MuonUpdate op{.w = master,
@@ -166,22 +199,24 @@ void Optimizer::update_one(Backend& backend, ParamId id, std::int64_t member, Co
                   .nesterov = options_.muon_nesterov,
                   .num_iterations = options_.ns_steps};
     if (options_.muon_per_head) {
-      for (const RowRange& r : spec.blocks) op.blocks.push_back({r.begin, r.end});
+      for (const RowRange& r : spec.blocks)
+        op.blocks.push_back({r.begin, r.end});
     }
     run(backend, op);
     return;
   }
-  run(backend, AdamW{.w = master,
-                     .m = member_of(e.m, id, member),
-                     .v = member_of(e.v, id, member),
-                     .w_compute = compute,
-                     .dw = params_.gradient(id, member),
-                     .scalars = scalars,
-                     .lr_scale = e.lr_scale,
-                     .weight_decay = decay,
-                     .beta1 = options_.beta1,
-                     .beta2 = options_.beta2,
-                     .eps = options_.eps});
+  run(backend,
+      AdamW{.w = master,
+            .m = member_of(e.m, id, member),
+            .v = member_of(e.v, id, member),
+            .w_compute = compute,
+            .dw = params_.gradient(id, member),
+            .scalars = scalars,
+            .lr_scale = e.lr_scale,
+            .weight_decay = decay,
+            .beta1 = options_.beta1,
+            .beta2 = options_.beta2,
+            .eps = options_.eps});
 }
 
 void Optimizer::update(Backend& backend) {
@@ -197,10 +232,11 @@ void Optimizer::average(Backend& backend) {
     const ParamId id = id_of(i);
     for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e) {
       // The first average is the weight itself.
-      run(backend, MovingAverage{.average = member_of(entries_[i].average, id, e),
-                                 .w = params_.master(id, e),
-                                 .scalars = scalars(),
-                                 .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
+      run(backend,
+          MovingAverage{.average = member_of(entries_[i].average, id, e),
+                        .w = params_.master(id, e),
+                        .scalars = scalars(),
+                        .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
     }
   }
 }
@@ -208,19 +244,22 @@ void Optimizer::average(Backend& backend) {
 void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers) {
   if (!options_.qk_clip_tau) return;
   for (MlaAttention* layer : layers) {
-    const ParamId q = params_.find(layer->query_matrix()), kv = params_.find(layer->key_value_matrix());
+    const ParamId q = params_.find(layer->query_matrix()),
+                  kv = params_.find(layer->key_value_matrix());
     if (params_.frozen(q) || params_.frozen(kv)) continue;  // a frozen weight keeps its bits
     const auto& o = layer->options();
-    run(backend, QkClip{.q_weight = params_.master(q, 0),
-                        .kv_b_weight = params_.master(kv, 0),
-                        .max_logit = params_.buffer(layer->max_logit()),
-                        .skip = step_scalar(scalars(), StepScalar::skip),
-                        .dn = o.qk_nope_dim,
-                        .dr = o.qk_rope_dim,
-                        .dv = o.v_dim,
-                        .tau = *options_.qk_clip_tau});
+    run(backend,
+        QkClip{.q_weight = params_.master(q, 0),
+               .kv_b_weight = params_.master(kv, 0),
+               .max_logit = params_.buffer(layer->max_logit()),
+               .skip = step_scalar(scalars(), StepScalar::skip),
+               .dn = o.qk_nope_dim,
+               .dr = o.qk_rope_dim,
+               .dv = o.v_dim,
+               .tau = *options_.qk_clip_tau});
     for (const ParamId id : {q, kv}) {
-      if (!params_.masters_are_weights(id)) run(backend, Cast{.y = params_.weight(id, 0), .x = params_.master(id, 0)});
+      if (!params_.masters_are_weights(id))
+        run(backend, Cast{.y = params_.weight(id, 0), .x = params_.master(id, 0)});
     }
   }
 }
@@ -231,14 +270,17 @@ Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
   copy_tensor(norm_host, norm_, stream);
   stream.synchronize();
   const int skip = index_of(StepScalar::skip);
-  const double flag = host_scalars_.dtype() == DType::f64 ? host_scalars_.as<double>()[skip] : static_cast<double>(host_scalars_.as<float>()[skip]);
+  const double flag = host_scalars_.dtype() == DType::f64
+                          ? host_scalars_.as<double>()[skip]
+                          : static_cast<double>(host_scalars_.as<float>()[skip]);
   return {norm_host.as<double>()[0], flag != 0.0};
 }
 
 void Optimizer::end_step(const Outcome& outcome) {
   if (outcome.skipped) return;
   ++updates_;
-  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].updates += entries_[i].trained && !params_.frozen(id_of(i)) ? 1 : 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    entries_[i].updates += entries_[i].trained && !params_.frozen(id_of(i)) ? 1 : 0;
 }
 
 std::vector<StateTensor> Optimizer::state() const {
@@ -264,17 +306,20 @@ void Optimizer::save_counters(StateValues& values) const {
   values.integers["optimizer.updates"] = updates_;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     // Only what differs from the rule: parameters that were frozen in some of the updates.
-    if (entries_[i].trained && entries_[i].updates != updates_) values.integers["optimizer.updates_of." + params_.params()[i].name] = entries_[i].updates;
+    if (entries_[i].trained && entries_[i].updates != updates_)
+      values.integers["optimizer.updates_of." + params_.params()[i].name] = entries_[i].updates;
   }
 }
 
 void Optimizer::load_counters(const StateValues& values) {
   const auto it = values.integers.find("optimizer.updates");
-  if (it == values.integers.end()) throw InputError("the checkpoint's manifest holds no optimizer.updates");
+  if (it == values.integers.end())
+    throw InputError("the checkpoint's manifest holds no optimizer.updates");
   updates_ = it->second;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const auto own = values.integers.find("optimizer.updates_of." + params_.params()[i].name);
-    entries_[i].updates = own == values.integers.end() ? (entries_[i].trained ? updates_ : 0) : own->second;
+    entries_[i].updates =
+        own == values.integers.end() ? (entries_[i].trained ? updates_ : 0) : own->second;
   }
 }
 

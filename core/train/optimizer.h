@@ -13,17 +13,17 @@
 namespace moesaic {
 
 struct OptimizerOptions {
-  bool muon = false;             ///< Muon for matrices, AdamW for the rest; else AdamW for all
+  bool muon = false;  ///< Muon for matrices, AdamW for the rest; else AdamW for all
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;     ///< on parameters declared with decay
-  double clip_grad_norm = 1.0;   ///< 0 = no clipping
+  double weight_decay = 0.1;    ///< on parameters declared with decay
+  double clip_grad_norm = 1.0;  ///< 0 = no clipping
   double muon_momentum = 0.95;
   bool muon_nesterov = true;
   bool muon_per_head = true;
   int ns_steps = 5;
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
-  bool skip_untouched = false;   ///< experts without a token in the step keep weights and state
+  bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
 };
 
 /// Updates all trained parameters of a store (SPEC section 7). It sees logical tensors only: experts one by one, gate
@@ -34,7 +34,9 @@ class Optimizer {
   Optimizer(ParameterStore& params, const OptimizerOptions& options);
 
   /// lr_scale of a parameter (1 by default), by declaration index; set at the start of a phase.
-  void set_lr_scale(ParamId id, double scale) { entries_[static_cast<std::size_t>(id.index)].lr_scale = scale; }
+  void set_lr_scale(ParamId id, double scale) {
+    entries_[static_cast<std::size_t>(id.index)].lr_scale = scale;
+  }
 
   /// The tensor that ops of a step read; written by begin_step().
   TensorView scalars() const { return scalars_.rows(0, 1).reshaped({kNumStepScalars}); }
@@ -72,7 +74,7 @@ class Optimizer {
     bool trained = false, muon = false;
     double lr_scale = 1;
     std::int64_t updates = 0;  // of this parameter; steps in which it was frozen do not count
-    int group = 0;             // row of scalars_: parameters with as many updates share bias corrections
+    int group = 0;  // row of scalars_: parameters with as many updates share bias corrections
     TensorView m, v, momentum, average;  // [members, …] flat
   };
   static constexpr int kMaxGroups = 16;

@@ -9,18 +9,24 @@ namespace {
 
 LrSchedule::Kind kind_of(config::LrSchedule s) {
   switch (s) {
-    case config::LrSchedule::constant: return LrSchedule::Kind::constant;
-    case config::LrSchedule::cosine: return LrSchedule::Kind::cosine;
-    case config::LrSchedule::wsd: return LrSchedule::Kind::wsd;
+    case config::LrSchedule::constant:
+      return LrSchedule::Kind::constant;
+    case config::LrSchedule::cosine:
+      return LrSchedule::Kind::cosine;
+    case config::LrSchedule::wsd:
+      return LrSchedule::Kind::wsd;
   }
   return LrSchedule::Kind::constant;
 }
 
 LrSchedule::Shape shape_of(config::DecayShape s) {
   switch (s) {
-    case config::DecayShape::linear: return LrSchedule::Shape::linear;
-    case config::DecayShape::cosine: return LrSchedule::Shape::cosine;
-    case config::DecayShape::one_minus_sqrt: return LrSchedule::Shape::one_minus_sqrt;
+    case config::DecayShape::linear:
+      return LrSchedule::Shape::linear;
+    case config::DecayShape::cosine:
+      return LrSchedule::Shape::cosine;
+    case config::DecayShape::one_minus_sqrt:
+      return LrSchedule::Shape::one_minus_sqrt;
   }
   return LrSchedule::Shape::linear;
 }
@@ -68,25 +74,33 @@ std::vector<Phase> make_phases(const config::Config& config) {
     if (c.lr_min) p.schedule.floor = *c.lr_min;
     p.sparse = c.sparse_stage == config::SparseStage::sparse;
     p.freeze = c.freeze;
-    for (const auto& s : c.lr_scale) p.lr_scale.emplace_back(s.pattern, s.scale);
+    for (const auto& s : c.lr_scale)
+      p.lr_scale.emplace_back(s.pattern, s.scale);
     phases.push_back(p);
     begin = c.until;
   }
-  for (const Phase& p : phases) p.schedule.check();
+  for (const Phase& p : phases)
+    p.schedule.check();
   return phases;
 }
 
 const Phase& phase_of(const std::vector<Phase>& phases, std::int64_t step) {
-  const auto it = std::find_if(phases.begin(), phases.end(), [&](const Phase& p) { return step <= p.until; });
+  const auto it =
+      std::find_if(phases.begin(), phases.end(), [&](const Phase& p) { return step <= p.until; });
   return it == phases.end() ? phases.back() : *it;
 }
 
-bool trains(const Phase& phase, const ParameterSpec& spec) { return !is_frozen(spec, phase.freeze, !phase.sparse); }
+bool trains(const Phase& phase, const ParameterSpec& spec) {
+  return !is_frozen(spec, phase.freeze, !phase.sparse);
+}
 
 std::vector<char> ever_trained(const std::vector<Phase>& phases, const ParameterStore& params) {
   std::vector<char> flags;
   for (const ParameterSpec& spec : params.params()) {
-    flags.push_back(std::any_of(phases.begin(), phases.end(), [&](const Phase& p) { return trains(p, spec); }) ? 1 : 0);
+    flags.push_back(
+        std::any_of(phases.begin(), phases.end(), [&](const Phase& p) { return trains(p, spec); })
+            ? 1
+            : 0);
   }
   return flags;
 }

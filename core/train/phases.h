@@ -17,12 +17,15 @@ struct Phase {
   std::int64_t until = 0;  ///< its last step
   std::int64_t sequence_length = 0;
   LrSchedule schedule;
-  bool own_schedule = false;  ///< the schedule counts from the phase's first step, else from the run's
-  bool sparse = true;         ///< sparse attention; else the indexer's dense warm-up
+  bool own_schedule =
+      false;           ///< the schedule counts from the phase's first step, else from the run's
+  bool sparse = true;  ///< sparse attention; else the indexer's dense warm-up
   std::vector<std::string> freeze;
   std::vector<std::pair<std::string, double>> lr_scale;
 
-  double learning_rate(std::int64_t step) const { return schedule.at(own_schedule ? step - begin : step); }
+  double learning_rate(std::int64_t step) const {
+    return schedule.at(own_schedule ? step - begin : step);
+  }
 };
 
 /// train.phases resolved; one phase for the whole run when there are none.

@@ -10,15 +10,18 @@ namespace {
 constexpr int kRows = 5;  // tokens, targets, positions, mtp tokens, mtp targets; then cu
 }
 
-SequenceBuffers::SequenceBuffers(std::int64_t tokens, Device device, bool with_mtp) : with_mtp_(with_mtp), tokens_(tokens) {
+SequenceBuffers::SequenceBuffers(std::int64_t tokens, Device device, bool with_mtp)
+    : with_mtp_(with_mtp), tokens_(tokens) {
   const auto bytes = static_cast<std::size_t>(kRows * tokens + tokens + 1) * 4;
   host_ = Buffer(bytes, kCpu, "batches, host");
   device_memory_ = Buffer(bytes, device, "batches");
 }
 
 void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
-  MOESAIC_CHECK(static_cast<std::int64_t>(batch.tokens.size()) == tokens_, "the batch does not fit its buffers");
-  auto* host = host_.view({static_cast<std::int64_t>(host_.bytes() / 4)}, DType::i32).as<std::int32_t>();
+  MOESAIC_CHECK(static_cast<std::int64_t>(batch.tokens.size()) == tokens_,
+                "the batch does not fit its buffers");
+  auto* host =
+      host_.view({static_cast<std::int64_t>(host_.bytes() / 4)}, DType::i32).as<std::int32_t>();
   const auto t = static_cast<std::size_t>(tokens_);
   std::memcpy(host, batch.tokens.data(), t * 4);
   std::memcpy(host + t, batch.labels.data(), t * 4);

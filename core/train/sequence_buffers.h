@@ -16,7 +16,9 @@ class SequenceBuffers {
   /// passed this one.
   void load(const data::Batch& batch, Stream& stream);
   const Sequence& sequence() const noexcept { return sequence_; }
-  std::int64_t mtp_targets() const noexcept { return num_mtp_targets_; }  ///< valid ones of the last load
+  std::int64_t mtp_targets() const noexcept {
+    return num_mtp_targets_;
+  }  ///< valid ones of the last load
   std::int64_t valid_targets() const noexcept { return num_valid_targets_; }
   std::int64_t documents() const noexcept { return sequence_.num_documents(); }
 

@@ -24,17 +24,27 @@ Sequence pretend_sequence(std::int64_t tokens, std::int64_t documents, bool mtp,
 
 }  // namespace
 
-StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimizer, Device device, int num_threads, const StepExtents& extents,
+StepMemory measure_step(Model& model,
+                        ParameterStore& params,
+                        Optimizer* optimizer,
+                        Device device,
+                        int num_threads,
+                        const StepExtents& extents,
                         const RecomputePolicy& policy) {
   const std::int64_t tokens = extents.tokens;
   model.plan({tokens}, policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = model.slot_bytes();
-  BackendOwner owner({.device = device, .mode = Stream::Mode::dry, .num_threads = num_threads, .scratch_bytes = 0, .name = "dry run"});
+  BackendOwner owner({.device = device,
+                      .mode = Stream::Mode::dry,
+                      .num_threads = num_threads,
+                      .scratch_bytes = 0,
+                      .name = "dry run"});
   Arena transient = Arena::measuring(device, "transient");
   const TensorView slot = pretend({static_cast<std::int64_t>(memory.slot)}, DType::u8, device);
-  const TensorView losses = pretend({kNumLosses}, precision.stats, device), scalars = pretend({kNumStepScalars}, precision.master, device);
+  const TensorView losses = pretend({kNumLosses}, precision.stats, device),
+                   scalars = pretend({kNumStepScalars}, precision.master, device);
   for (const auto& named : model.moe_layers()) {
     const std::int64_t experts = named.moe->options().experts;
     const TensorView margins = pretend({extents.step_tokens, experts}, precision.stats, device);
@@ -44,11 +54,19 @@ StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimiz
   for (const std::int64_t documents : {std::int64_t{1}, tokens}) {
     const Sequence sequence = pretend_sequence(tokens, documents, extents.mtp, device);
     WeightGradients at_once;
-    RunContext context{owner.backend(), params, transient, at_once, sequence, scalars, losses, optimizer != nullptr};
+    RunContext context{owner.backend(),
+                       params,
+                       transient,
+                       at_once,
+                       sequence,
+                       scalars,
+                       losses,
+                       optimizer != nullptr};
     Model::MicroBatch batch = model.make_micro_batch(slot);
     model.forward(context, batch);
     if (optimizer != nullptr) model.backward(context, batch);
-    for (const auto& named : model.moe_layers()) named.moe->reset_margins();
+    for (const auto& named : model.moe_layers())
+      named.moe->reset_margins();
   }
   if (optimizer != nullptr) {
     optimizer->clip(owner.backend(), losses);
@@ -57,7 +75,8 @@ StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimiz
     optimizer->average(owner.backend());
     update_balance(owner.backend(), params, model.moe_layers(), scalars, nullptr);
   }
-  for (const auto& named : model.moe_layers()) named.moe->set_margins({}, {});
+  for (const auto& named : model.moe_layers())
+    named.moe->set_margins({}, {});
   memory.scratch = std::max<std::size_t>(owner.scratch().high_water_bytes(), 4096);
   memory.transient = std::max<std::size_t>(transient.high_water_bytes(), 4096);
   return memory;

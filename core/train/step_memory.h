@@ -21,7 +21,12 @@ struct StepExtents {
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
 /// the very host code of forward, backward and update on a dry stream. `optimizer` may be null (evaluation, generation).
-StepMemory measure_step(Model& model, ParameterStore& params, Optimizer* optimizer, Device device, int num_threads, const StepExtents& extents,
+StepMemory measure_step(Model& model,
+                        ParameterStore& params,
+                        Optimizer* optimizer,
+                        Device device,
+                        int num_threads,
+                        const StepExtents& extents,
                         const RecomputePolicy& policy);
 
 }  // namespace moesaic

@@ -19,10 +19,14 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 double host_value(ConstTensorView view, std::int64_t i) {
   switch (view.dtype()) {
-    case DType::f64: return view.as<double>()[i];
-    case DType::f32: return static_cast<double>(view.as<float>()[i]);
-    case DType::i64: return static_cast<double>(view.as<std::int64_t>()[i]);
-    default: return static_cast<double>(view.as<std::int32_t>()[i]);
+    case DType::f64:
+      return view.as<double>()[i];
+    case DType::f32:
+      return static_cast<double>(view.as<float>()[i]);
+    case DType::i64:
+      return static_cast<double>(view.as<std::int64_t>()[i]);
+    default:
+      return static_cast<double>(view.as<std::int32_t>()[i]);
   }
 }
 
@@ -48,12 +52,22 @@ void Trainer::check_layout() const {
   const auto& config = *parts_.config;
   const std::int64_t batch = config.train.global_batch_size, micro = config.train.micro_batch_size;
   if (config.parallel.dp && *config.parallel.dp != ranks()) {
-    throw UsageError(fmt::format("parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key", *config.parallel.dp, ranks(), *config.parallel.dp));
+    throw UsageError(fmt::format(
+        "parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key",
+        *config.parallel.dp,
+        ranks(),
+        *config.parallel.dp));
   }
   if (batch % (micro * ranks()) != 0) {
     const std::int64_t unit = micro * ranks();
-    throw UsageError(fmt::format("train.global_batch_size: {} is not a multiple of train.micro_batch_size ({}) x {} rank(s). Nearest valid: {}{}", batch, micro,
-                                 ranks(), batch > unit ? fmt::format("{}, ", batch / unit * unit) : "", (batch / unit + 1) * unit));
+    throw UsageError(
+        fmt::format("train.global_batch_size: {} is not a multiple of train.micro_batch_size ({}) "
+                    "x {} rank(s). Nearest valid: {}{}",
+                    batch,
+                    micro,
+                    ranks(),
+                    batch > unit ? fmt::format("{}, ", batch / unit * unit) : "",
+                    (batch / unit + 1) * unit));
   }
 }
 
@@ -64,15 +78,27 @@ void Trainer::allocate() {
   const int threads = static_cast<int>(config.run.threads);
   for (const Phase& phase : phases_) {
     const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
-    parts_.model->set_sparse_stage(phase.sparse);  // dense attention needs other temporaries than sparse
-    const StepMemory m = measure_step(*parts_.model, *parts_.params, parts_.optimizer, parts_.device, threads,
-                                      {.tokens = tokens, .step_tokens = phase.sequence_length * config.train.global_batch_size, .mtp = mtp}, parts_.recompute);
+    parts_.model->set_sparse_stage(
+        phase.sparse);  // dense attention needs other temporaries than sparse
+    const StepMemory m =
+        measure_step(*parts_.model,
+                     *parts_.params,
+                     parts_.optimizer,
+                     parts_.device,
+                     threads,
+                     {.tokens = tokens,
+                      .step_tokens = phase.sequence_length * config.train.global_batch_size,
+                      .mtp = mtp},
+                     parts_.recompute);
     memory_.scratch = std::max(memory_.scratch, m.scratch);
     memory_.transient = std::max(memory_.transient, m.transient);
     memory_.slot = std::max(memory_.slot, m.slot);
   }
-  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{
-      .device = parts_.device, .mode = parts_.stream_mode, .num_threads = threads, .scratch_bytes = memory_.scratch, .name = "main"});
+  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{.device = parts_.device,
+                                                                  .mode = parts_.stream_mode,
+                                                                  .num_threads = threads,
+                                                                  .scratch_bytes = memory_.scratch,
+                                                                  .name = "main"});
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
@@ -90,18 +116,30 @@ void Trainer::enter_phase(const Phase& phase) {
   const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
   parts_.model->plan({tokens}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  activations_ = std::make_unique<Model::MicroBatch>(
-      parts_.model->make_micro_batch(slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
-  const std::int64_t local = config.train.global_batch_size / ranks() / config.train.micro_batch_size;
+  activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
+      slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  const std::int64_t local =
+      config.train.global_batch_size / ranks() / config.train.micro_batch_size;
   micro_batches_.clear();
-  for (std::int64_t i = 0; i < local; ++i) micro_batches_.push_back(std::make_unique<SequenceBuffers>(tokens, parts_.device, mtp));
-  dataset_ = std::make_unique<data::PackedDataset>(parts_.train, static_cast<std::uint64_t>(config.run.seed), phase.index, phase.sequence_length);
+  for (std::int64_t i = 0; i < local; ++i)
+    micro_batches_.push_back(std::make_unique<SequenceBuffers>(tokens, parts_.device, mtp));
+  dataset_ = std::make_unique<data::PackedDataset>(parts_.train,
+                                                   static_cast<std::uint64_t>(config.run.seed),
+                                                   phase.index,
+                                                   phase.sequence_length);
   if (parts_.valid) {
     const std::int64_t wanted = config.train.eval_batches * config.train.global_batch_size;
-    validation_ = std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
+    validation_ =
+        std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
     if (validation_->num_samples() < config.train.micro_batch_size) {
-      throw UsageError(fmt::format("data.valid: {} holds {} sequence(s) of {} tokens, fewer than train.micro_batch_size ({}); give more text, or set train.micro_batch_size={}",
-                                   parts_.valid->name(), validation_->num_samples(), phase.sequence_length, config.train.micro_batch_size, validation_->num_samples()));
+      throw UsageError(fmt::format(
+          "data.valid: {} holds {} sequence(s) of {} tokens, fewer than train.micro_batch_size "
+          "({}); give more text, or set train.micro_batch_size={}",
+          parts_.valid->name(),
+          validation_->num_samples(),
+          phase.sequence_length,
+          config.train.micro_batch_size,
+          validation_->num_samples()));
     }
   }
   for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
@@ -124,8 +162,11 @@ void Trainer::enter_phase(const Phase& phase) {
   // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
   const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
   const DType stats = parts_.params->precision().stats;
-  margin_memory_ = Buffer(exact.size() * static_cast<std::size_t>(all * experts) * byte_size(stats), parts_.device, "balance margins");
-  const TensorView margins = margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
+  margin_memory_ = Buffer(exact.size() * static_cast<std::size_t>(all * experts) * byte_size(stats),
+                          parts_.device,
+                          "balance margins");
+  const TensorView margins =
+      margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
     const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
@@ -138,8 +179,11 @@ void Trainer::choose_balanced(const Phase& phase) {
   balanced_.clear();
   if (!phase.sparse) return;
   for (const auto& named : parts_.model->moe_layers()) {
-    const std::string& bias = parts_.params->buffers()[static_cast<std::size_t>(named.moe->bias().index)].name;
-    const bool frozen = std::any_of(phase.freeze.begin(), phase.freeze.end(), [&](const std::string& p) { return glob_match(p, bias); });
+    const std::string& bias =
+        parts_.params->buffers()[static_cast<std::size_t>(named.moe->bias().index)].name;
+    const bool frozen = std::any_of(phase.freeze.begin(),
+                                    phase.freeze.end(),
+                                    [&](const std::string& p) { return glob_match(p, bias); });
     if (!frozen) balanced_.push_back(named);
   }
 }
@@ -147,18 +191,22 @@ void Trainer::choose_balanced(const Phase& phase) {
 // The gradient of a parameter that the phase trains.
 TensorView Trainer::some_gradient() const {
   for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
-    if (const TensorView g = parts_.params->gradient({static_cast<std::int32_t>(i)}, 0); !g.empty()) return g;
+    if (const TensorView g = parts_.params->gradient({static_cast<std::int32_t>(i)}, 0); !g.empty())
+      return g;
   }
   return {};
 }
 
 void Trainer::load_batches(const Phase& phase) {
   const auto& train = parts_.config->train;
-  const std::int64_t first = (step_ - phase.begin) * train.global_batch_size;  // step_ counts finished steps
-  const data::SampleRange share = data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+  const std::int64_t first =
+      (step_ - phase.begin) * train.global_batch_size;  // step_ counts finished steps
+  const data::SampleRange share =
+      data::share_of_rank(first, train.global_batch_size, rank(), ranks());
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
     const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
-    micro_batches_[i]->load(dataset_->batch({share.first + offset, train.micro_batch_size}), backend_->stream());
+    micro_batches_[i]->load(dataset_->batch({share.first + offset, train.micro_batch_size}),
+                            backend_->stream());
   }
 }
 
@@ -195,7 +243,8 @@ void Trainer::reset_step_buffers() {
       zero_tensor(view, stream);
     }
   }
-  for (const auto& named : parts_.model->moe_layers()) named.moe->reset_margins();
+  for (const auto& named : parts_.model->moe_layers())
+    named.moe->reset_margins();
 }
 
 void Trainer::reduce_over_ranks() {
@@ -212,7 +261,14 @@ void Trainer::reduce_over_ranks() {
 }
 
 RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
-  return {backend_->backend(), *parts_.params, *transient_, at_once_, buffers.sequence(), parts_.optimizer->scalars(), losses_, training};
+  return {backend_->backend(),
+          *parts_.params,
+          *transient_,
+          at_once_,
+          buffers.sequence(),
+          parts_.optimizer->scalars(),
+          losses_,
+          training};
 }
 
 StepStats Trainer::step() {
@@ -229,14 +285,16 @@ StepStats Trainer::step() {
     parts_.model->backward(c, *activations_);
   }
   if (parts_.config->debug.inject_nan_step == step_ + 1) {
-    run(backend_->backend(), Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
+    run(backend_->backend(),
+        Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
   }
   reduce_over_ranks();
   parts_.optimizer->clip(backend_->backend(), losses_);
   parts_.optimizer->update(backend_->backend());
   parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
   parts_.optimizer->average(backend_->backend());
-  update_balance(backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
+  update_balance(
+      backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
 
   StepStats stats;
   read_results(stats, scalars);
@@ -296,7 +354,8 @@ EvalStats Trainer::evaluate(bool whole) {
   const std::int64_t micro = parts_.config->train.micro_batch_size;
   std::unique_ptr<data::ValidationSet> all;
   if (whole) {
-    all = std::make_unique<data::ValidationSet>(parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
+    all = std::make_unique<data::ValidationSet>(
+        parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
   const data::ValidationSet& windows = whole ? *all : *validation_;
   const std::int64_t batches = windows.num_samples() / micro;  // a rest is left out
@@ -316,7 +375,8 @@ EvalStats Trainer::evaluate(bool whole) {
   backend_->stream().synchronize();
   EvalStats stats;
   stats.predicted_tokens = sum_over_ranks(valid);
-  stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) / static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
+  stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) /
+               static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
   return stats;
 }
 
@@ -325,12 +385,14 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e) all.push_back({params.member_name(id, e), params.master(id, e)});
+    for (std::int64_t e = 0; e < members; ++e)
+      all.push_back({params.member_name(id, e), params.master(id, e)});
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
     const BufferSpec& spec = params.buffers()[i];
     if (spec.lifetime != Lifetime::persistent) continue;
-    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name, params.buffer({static_cast<std::int32_t>(i)})});
+    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name,
+                   params.buffer({static_cast<std::int32_t>(i)})});
   }
   return all;
 }
@@ -340,7 +402,8 @@ void refresh_weights(const ParameterStore& params, Backend& backend) {
     const ParamId id{static_cast<std::int32_t>(i)};
     if (params.masters_are_weights(id)) continue;
     const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e) run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
+    for (std::int64_t e = 0; e < members; ++e)
+      run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
   }
 }
 
@@ -353,7 +416,9 @@ std::vector<StateTensor> Trainer::state() const {
 
 // What decides which sample comes next. The last phase may be made longer.
 std::string Trainer::data_order() const {
-  std::string text = fmt::format("run.seed={} train.global_batch_size={}", parts_.config->run.seed, parts_.config->train.global_batch_size);
+  std::string text = fmt::format("run.seed={} train.global_batch_size={}",
+                                 parts_.config->run.seed,
+                                 parts_.config->train.global_batch_size);
   for (const Phase& p : phases_) {
     text += fmt::format(" sequence_length={}", p.sequence_length);
     if (&p != &phases_.back()) text += fmt::format(" until={}", p.until);
@@ -375,7 +440,8 @@ StateValues Trainer::values() const {
 void Trainer::load_values(const StateValues& values) {
   const auto get = [&](const char* name) {
     const auto it = values.integers.find(name);
-    if (it == values.integers.end()) throw InputError(fmt::format("the checkpoint's manifest holds no value '{}'", name));
+    if (it == values.integers.end())
+      throw InputError(fmt::format("the checkpoint's manifest holds no value '{}'", name));
     return it->second;
   };
   step_ = get("step");
@@ -385,9 +451,12 @@ void Trainer::load_values(const StateValues& values) {
   const auto order = values.texts.find("data_order");
   const std::string saved = order == values.texts.end() ? "nothing" : order->second;
   if (saved != data_order()) {
-    throw UsageError(fmt::format("the order of the data would change: the checkpoint was made with {}, this configuration says {}. Set these keys back, or start "
-                                 "anew in another run.dir.",
-                                 saved, data_order()));
+    throw UsageError(
+        fmt::format("the order of the data would change: the checkpoint was made with {}, this "
+                    "configuration says {}. Set these keys back, or start "
+                    "anew in another run.dir.",
+                    saved,
+                    data_order()));
   }
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());

@@ -24,7 +24,7 @@ namespace moesaic {
 /// What a step did, on all ranks alike.
 struct StepStats {
   std::int64_t step = 0;
-  double loss = 0;       ///< cross-entropy, nats per token
+  double loss = 0;  ///< cross-entropy, nats per token
   double mtp_loss = 0, indexer_kl = 0, balance_loss = 0, router_z = 0;
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;

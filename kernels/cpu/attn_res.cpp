@@ -17,20 +17,27 @@ template <class A, class W>
 void fold(const ConstTensorView& query, const ConstTensorView& norm, A* om) {
   const W* q = query.as<W>();
   const W* n = norm.as<W>();
-  for (std::int64_t c = 0; c < query.dim(0); ++c) om[c] = static_cast<A>(q[c]) * static_cast<A>(n[c]);
+  for (std::int64_t c = 0; c < query.dim(0); ++c)
+    om[c] = static_cast<A>(q[c]) * static_cast<A>(n[c]);
 }
 
 template <class A>
 void softmax(A* score, std::int64_t n) {
   const A largest = *std::max_element(score, score + n);
   A sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += score[i] = cpu::exp(score[i] - largest);
-  for (std::int64_t i = 0; i < n; ++i) score[i] /= sum;
+  for (std::int64_t i = 0; i < n; ++i)
+    sum += score[i] = cpu::exp(score[i] - largest);
+  for (std::int64_t i = 0; i < n; ++i)
+    score[i] /= sum;
 }
 
 // out = sum_i p_i v_i of one token, by columns that fit the first-level cache in the accumulation type.
 template <class T>
-void mix_row(const std::vector<ConstTensorView>& sources, std::int64_t offset, const acc_t<T>* p, std::int64_t d, T* out) {
+void mix_row(const std::vector<ConstTensorView>& sources,
+             std::int64_t offset,
+             const acc_t<T>* p,
+             std::int64_t d,
+             T* out) {
   using A = acc_t<T>;
   constexpr std::int64_t kColumns = 256;
   std::array<A, kColumns> sum;
@@ -42,10 +49,12 @@ void mix_row(const std::vector<ConstTensorView>& sources, std::int64_t offset, c
       const T* v = sources[i].as<T>() + offset + begin;
       const A weight = p[i];
 #pragma omp simd
-      for (std::int64_t c = 0; c < columns; ++c) s[c] += weight * static_cast<A>(v[c]);
+      for (std::int64_t c = 0; c < columns; ++c)
+        s[c] += weight * static_cast<A>(v[c]);
     }
 #pragma omp simd
-    for (std::int64_t c = 0; c < columns; ++c) out[begin + c] = T(s[c]);
+    for (std::int64_t c = 0; c < columns; ++c)
+      out[begin + c] = T(s[c]);
   }
 }
 
@@ -73,7 +82,8 @@ void forward(ThreadPool& pool, const AttnResForward& op, const TensorView& folde
     for (std::int64_t t = begin; t < end; ++t) {
       A* p = op.p.as<A>() + t * n;
       for (std::int64_t i = 0; i < n; ++i) {
-        p[i] = score_of<T>(op.sources[static_cast<std::size_t>(i)].as<T>() + t * d, om, d, static_cast<A>(op.eps));
+        p[i] = score_of<T>(
+            op.sources[static_cast<std::size_t>(i)].as<T>() + t * d, om, d, static_cast<A>(op.eps));
       }
       softmax(p, n);
       mix_row<T>(op.sources, t * d, p, d, op.h.as<T>() + t * d);
@@ -88,7 +98,8 @@ struct SourceSums {
 };
 
 template <class T>
-SourceSums<acc_t<T>> source_sums(const T* v, const T* dh, const acc_t<T>* om, std::int64_t d, acc_t<T> eps) {
+SourceSums<acc_t<T>> source_sums(
+    const T* v, const T* dh, const acc_t<T>* om, std::int64_t d, acc_t<T> eps) {
   using A = acc_t<T>;
   A squares = 0, dot = 0, dp = 0;
 #pragma omp simd reduction(+ : squares, dot, dp)
@@ -104,7 +115,14 @@ SourceSums<acc_t<T>> source_sums(const T* v, const T* dh, const acc_t<T>* om, st
 
 // dv += weight dh + ds_rho om - back v  for one token of one source; accumulators differ in type from source to source.
 template <class T, class G>
-void add_source_gradient(G* dv, const T* dh, const T* v, const acc_t<T>* om, std::int64_t d, acc_t<T> weight, acc_t<T> ds_rho, acc_t<T> back) {
+void add_source_gradient(G* dv,
+                         const T* dh,
+                         const T* v,
+                         const acc_t<T>* om,
+                         std::int64_t d,
+                         acc_t<T> weight,
+                         acc_t<T> ds_rho,
+                         acc_t<T> back) {
   using A = acc_t<T>;
 #pragma omp simd
   for (std::int64_t c = 0; c < d; ++c) {
@@ -132,7 +150,8 @@ void backward_token(const AttnResBackward& op, std::int64_t t, const acc_t<T>* o
     const A back = ds_rho * sums[i].rho * sums[i].score / static_cast<A>(d);
     if (dom != nullptr) {
 #pragma omp simd
-      for (std::int64_t c = 0; c < d; ++c) dom[c] += ds_rho * static_cast<A>(v[c]);
+      for (std::int64_t c = 0; c < d; ++c)
+        dom[c] += ds_rho * static_cast<A>(v[c]);
     }
     const TensorView& to = op.dsources[i];
     if (to.empty()) continue;
@@ -156,7 +175,8 @@ void backward(ThreadPool& pool, const AttnResBackward& op, const TensorView& vec
   pool.parallel_for(tokens, cpu::kSumBlock, [&](std::int64_t begin, std::int64_t end) {
     A* sum = partial == nullptr ? nullptr : partial + begin / cpu::kSumBlock * d;
     if (sum != nullptr) std::fill_n(sum, d, A(0));
-    for (std::int64_t t = begin; t < end; ++t) backward_token<T>(op, t, om, sum);
+    for (std::int64_t t = begin; t < end; ++t)
+      backward_token<T>(op, t, om, sum);
   });
   if (partial == nullptr) return;
   std::fill_n(dom, d, A(0));
@@ -176,7 +196,8 @@ void launch(CpuContext& context, const AttnResForward& op) {
   const TensorView folded = context.scratch.take({op.h.dim(1)}, op.p.dtype(), "attn_res.query");
   context.stream.enqueue([op, folded, &pool = context.pool] {
     dispatch_float(op.h.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.query.dtype(), [&]<class W>(TypeTag<W>) { forward<T, W>(pool, op, folded); });
+      dispatch_weight<T>(op.query.dtype(),
+                         [&]<class W>(TypeTag<W>) { forward<T, W>(pool, op, folded); });
     });
   });
 }
@@ -184,10 +205,12 @@ void launch(CpuContext& context, const AttnResForward& op) {
 void launch(CpuContext& context, const AttnResBackward& op) {
   const Arena::Mark mark(context.scratch);
   const std::int64_t blocks = op.dquery.empty() ? 0 : cpu::sum_blocks(op.dh.dim(0));
-  const TensorView vectors = context.scratch.take({2 + blocks, op.dh.dim(1)}, op.p.dtype(), "attn_res.sums");
+  const TensorView vectors =
+      context.scratch.take({2 + blocks, op.dh.dim(1)}, op.p.dtype(), "attn_res.sums");
   context.stream.enqueue([op, vectors, &pool = context.pool] {
     dispatch_float(op.dh.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.query.dtype(), [&]<class W>(TypeTag<W>) { backward<T, W>(pool, op, vectors); });
+      dispatch_weight<T>(op.query.dtype(),
+                         [&]<class W>(TypeTag<W>) { backward<T, W>(pool, op, vectors); });
     });
   });
 }

@@ -8,7 +8,9 @@ namespace {
 // Calls f(TypeTag<Y>, TypeTag<X>) for two independent floating types.
 template <class F>
 void dispatch_two(DType y, DType x, F&& f) {
-  dispatch_float(y, [&]<class Y>(TypeTag<Y>) { dispatch_float(x, [&]<class X>(TypeTag<X>) { f(TypeTag<Y>{}, TypeTag<X>{}); }); });
+  dispatch_float(y, [&]<class Y>(TypeTag<Y>) {
+    dispatch_float(x, [&]<class X>(TypeTag<X>) { f(TypeTag<Y>{}, TypeTag<X>{}); });
+  });
 }
 
 template <class Body>
@@ -27,7 +29,8 @@ void launch(CpuContext& context, const Add& op) {
       const T* b = op.b.as<T>();
       for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-        for (std::int64_t i = begin; i < end; ++i) y[i] = T(static_cast<A>(a[i]) + static_cast<A>(b[i]));
+        for (std::int64_t i = begin; i < end; ++i)
+          y[i] = T(static_cast<A>(a[i]) + static_cast<A>(b[i]));
       });
     });
   });
@@ -42,7 +45,8 @@ void launch(CpuContext& context, const Accumulate& op) {
       const A alpha = static_cast<A>(op.alpha);
       for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-        for (std::int64_t i = begin; i < end; ++i) y[i] = Y(static_cast<A>(y[i]) + alpha * static_cast<A>(x[i]));
+        for (std::int64_t i = begin; i < end; ++i)
+          y[i] = Y(static_cast<A>(y[i]) + alpha * static_cast<A>(x[i]));
       });
     });
   });
@@ -55,7 +59,8 @@ void launch(CpuContext& context, const Cast& op) {
       const X* x = op.x.as<X>();
       for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-        for (std::int64_t i = begin; i < end; ++i) y[i] = Y(static_cast<acc_t<X>>(x[i]));
+        for (std::int64_t i = begin; i < end; ++i)
+          y[i] = Y(static_cast<acc_t<X>>(x[i]));
       });
     });
   });
@@ -65,9 +70,12 @@ void launch(CpuContext& context, const Fill& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     const auto fill = [&]<class T>(TypeTag<T>, T value) {
       T* y = op.y.as<T>();
-      for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) { std::fill(y + begin, y + end, value); });
+      for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) {
+        std::fill(y + begin, y + end, value);
+      });
     };
-    if (op.y.dtype() == DType::i32) return fill(TypeTag<std::int32_t>{}, static_cast<std::int32_t>(op.value));
+    if (op.y.dtype() == DType::i32)
+      return fill(TypeTag<std::int32_t>{}, static_cast<std::int32_t>(op.value));
     dispatch_float(op.y.dtype(), [&]<class T>(TypeTag<T> tag) { fill(tag, T(op.value)); });
   });
 }
@@ -81,7 +89,8 @@ void launch(CpuContext& context, const Scale& op) {
       const A alpha = static_cast<A>(op.alpha) * (op.factor.empty() ? A(1) : op.factor.as<A>()[0]);
       for_ranges(pool, op.y.numel(), [=](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-        for (std::int64_t i = begin; i < end; ++i) y[i] = T(alpha * static_cast<A>(x[i]));
+        for (std::int64_t i = begin; i < end; ++i)
+          y[i] = T(alpha * static_cast<A>(x[i]));
       });
     });
   });

@@ -9,7 +9,9 @@ namespace {
 constexpr std::int64_t kOwners = 32;
 
 std::int64_t checked_id(std::int32_t id, std::int64_t vocabulary) {
-  MOESAIC_CHECK(0 <= id && id < vocabulary, "token id " + std::to_string(id) + " outside the vocabulary of " + std::to_string(vocabulary));
+  MOESAIC_CHECK(0 <= id && id < vocabulary,
+                "token id " + std::to_string(id) + " outside the vocabulary of " +
+                    std::to_string(vocabulary));
   return id;
 }
 
@@ -22,7 +24,8 @@ void gather(ThreadPool& pool, const EmbeddingForward& op) {
       const T* row = op.table.as<T>() + checked_id(ids[t], op.table.dim(0)) * d;
       Y* y = op.y.as<Y>() + t * d;
 #pragma omp simd
-      for (std::int64_t c = 0; c < d; ++c) y[c] = Y(static_cast<acc_t<T>>(row[c]));
+      for (std::int64_t c = 0; c < d; ++c)
+        y[c] = Y(static_cast<acc_t<T>>(row[c]));
     }
   });
 }
@@ -39,7 +42,8 @@ void scatter(ThreadPool& pool, const EmbeddingBackward& op) {
       const T* dy = op.dy.as<T>() + t * d;
       G* row = op.dtable.as<G>() + id * d;
 #pragma omp simd
-      for (std::int64_t c = 0; c < d; ++c) row[c] = G(static_cast<A>(row[c]) + static_cast<A>(dy[c]));
+      for (std::int64_t c = 0; c < d; ++c)
+        row[c] = G(static_cast<A>(row[c]) + static_cast<A>(dy[c]));
     }
   });
 }

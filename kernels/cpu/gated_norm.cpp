@@ -21,7 +21,8 @@ void norm_forward(ThreadPool& pool, const GatedRmsNormForward& op) {
       op.inv_rms.as<A>()[r] = rho;
 #pragma omp simd
       for (std::int64_t c = 0; c < width; ++c) {
-        y[c] = T(static_cast<A>(x[c]) * rho * static_cast<A>(w[c]) * cpu::sigmoid(static_cast<A>(gate[c])));
+        y[c] = T(static_cast<A>(x[c]) * rho * static_cast<A>(w[c]) *
+                 cpu::sigmoid(static_cast<A>(gate[c])));
       }
     }
   });
@@ -42,20 +43,23 @@ void norm_backward_row(const GatedRmsNormBackward& op, std::int64_t r, acc_t<T>*
   A dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (std::int64_t c = 0; c < width; ++c) {
-    dot += static_cast<A>(dy[c]) * cpu::sigmoid(static_cast<A>(gate[c])) * static_cast<A>(w[c]) * static_cast<A>(x[c]);
+    dot += static_cast<A>(dy[c]) * cpu::sigmoid(static_cast<A>(gate[c])) * static_cast<A>(w[c]) *
+           static_cast<A>(x[c]);
   }
   const A mean = dot * rho / static_cast<A>(width);
   if (dweight != nullptr) {
 #pragma omp simd
     for (std::int64_t c = 0; c < width; ++c) {
-      dweight[c] += static_cast<A>(dy[c]) * cpu::sigmoid(static_cast<A>(gate[c])) * static_cast<A>(x[c]) * rho;
+      dweight[c] += static_cast<A>(dy[c]) * cpu::sigmoid(static_cast<A>(gate[c])) *
+                    static_cast<A>(x[c]) * rho;
     }
   }
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) {
     A s, complement;
     cpu::sigmoid_pair(static_cast<A>(gate[c]), s, complement);
-    const A grad = static_cast<A>(dy[c]), weight = static_cast<A>(w[c]), xh = static_cast<A>(x[c]) * rho;
+    const A grad = static_cast<A>(dy[c]), weight = static_cast<A>(w[c]),
+            xh = static_cast<A>(x[c]) * rho;
     dx[c] = T(rho * (weight * grad * s - xh * mean));
     dgate[c] = T(grad * xh * weight * s * complement);
   }
@@ -68,9 +72,11 @@ void norm_backward(ThreadPool& pool, const GatedRmsNormBackward& op, const Tenso
   pool.parallel_for(rows, cpu::kSumBlock, [&](std::int64_t begin, std::int64_t end) {
     A* sum = partial.empty() ? nullptr : partial.as<A>() + begin / cpu::kSumBlock * width;
     if (sum != nullptr) std::fill_n(sum, width, A(0));
-    for (std::int64_t r = begin; r < end; ++r) norm_backward_row<T, W>(op, r, sum);
+    for (std::int64_t r = begin; r < end; ++r)
+      norm_backward_row<T, W>(op, r, sum);
   });
-  if (!partial.empty()) cpu::add_block_sums(pool, partial.as<A>(), cpu::sum_blocks(rows), width, op.dweight.as<A>());
+  if (!partial.empty())
+    cpu::add_block_sums(pool, partial.as<A>(), cpu::sum_blocks(rows), width, op.dweight.as<A>());
 }
 
 template <class T>
@@ -81,7 +87,8 @@ void gate_forward(ThreadPool& pool, const SigmoidGateForward& op) {
   T* y = op.y.as<T>();
   pool.parallel_for(op.x.numel(), cpu::row_grain(1), [&](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) y[i] = T(static_cast<A>(x[i]) * cpu::sigmoid(static_cast<A>(gate[i])));
+    for (std::int64_t i = begin; i < end; ++i)
+      y[i] = T(static_cast<A>(x[i]) * cpu::sigmoid(static_cast<A>(gate[i])));
   });
 }
 
@@ -110,7 +117,8 @@ void gate_backward(ThreadPool& pool, const SigmoidGateBackward& op) {
 void launch(CpuContext& context, const GatedRmsNormForward& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.weight.dtype(), [&]<class W>(TypeTag<W>) { norm_forward<T, W>(pool, op); });
+      dispatch_weight<T>(op.weight.dtype(),
+                         [&]<class W>(TypeTag<W>) { norm_forward<T, W>(pool, op); });
     });
   });
 }
@@ -124,7 +132,8 @@ void launch(CpuContext& context, const GatedRmsNormBackward& op) {
   }
   context.stream.enqueue([op, partial, &pool = context.pool] {
     dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.weight.dtype(), [&]<class W>(TypeTag<W>) { norm_backward<T, W>(pool, op, partial); });
+      dispatch_weight<T>(op.weight.dtype(),
+                         [&]<class W>(TypeTag<W>) { norm_backward<T, W>(pool, op, partial); });
     });
   });
 }

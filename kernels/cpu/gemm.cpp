@@ -12,21 +12,56 @@ namespace moesaic {
 namespace cpu {
 
 template <class T>
-void gemm_tile(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const T* a,
-               std::int64_t lda, const T* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) {
+void gemm_tile(bool transpose_a,
+               bool transpose_b,
+               std::int64_t m,
+               std::int64_t n,
+               std::int64_t k,
+               T alpha,
+               const T* a,
+               std::int64_t lda,
+               const T* b,
+               std::int64_t ldb,
+               T beta,
+               T* c,
+               std::int64_t ldc) {
   const auto ta = transpose_a ? CblasTrans : CblasNoTrans;
   const auto tb = transpose_b ? CblasTrans : CblasNoTrans;
   const auto i = [](std::int64_t v) { return static_cast<blasint>(v); };
   if constexpr (std::is_same_v<T, double>) {
-    cblas_dgemm(CblasRowMajor, ta, tb, i(m), i(n), i(k), alpha, a, i(lda), b, i(ldb), beta, c, i(ldc));
+    cblas_dgemm(
+        CblasRowMajor, ta, tb, i(m), i(n), i(k), alpha, a, i(lda), b, i(ldb), beta, c, i(ldc));
   } else {
-    cblas_sgemm(CblasRowMajor, ta, tb, i(m), i(n), i(k), alpha, a, i(lda), b, i(ldb), beta, c, i(ldc));
+    cblas_sgemm(
+        CblasRowMajor, ta, tb, i(m), i(n), i(k), alpha, a, i(lda), b, i(ldb), beta, c, i(ldc));
   }
 }
-template void gemm_tile<float>(bool, bool, std::int64_t, std::int64_t, std::int64_t, float, const float*, std::int64_t,
-                               const float*, std::int64_t, float, float*, std::int64_t);
-template void gemm_tile<double>(bool, bool, std::int64_t, std::int64_t, std::int64_t, double, const double*,
-                                std::int64_t, const double*, std::int64_t, double, double*, std::int64_t);
+template void gemm_tile<float>(bool,
+                               bool,
+                               std::int64_t,
+                               std::int64_t,
+                               std::int64_t,
+                               float,
+                               const float*,
+                               std::int64_t,
+                               const float*,
+                               std::int64_t,
+                               float,
+                               float*,
+                               std::int64_t);
+template void gemm_tile<double>(bool,
+                                bool,
+                                std::int64_t,
+                                std::int64_t,
+                                std::int64_t,
+                                double,
+                                const double*,
+                                std::int64_t,
+                                const double*,
+                                std::int64_t,
+                                double,
+                                double*,
+                                std::int64_t);
 
 }  // namespace cpu
 
@@ -48,13 +83,21 @@ struct Part {
 
 template <class T, class C>
 Part part_of(const Gemm& op) {
-  if (std::is_same_v<C, acc_t<T>>) return {std::min(op.n(), kPartColumns), std::min(op.k(), kPartDepth)};
-  const std::int64_t fits = std::max<std::int64_t>(64, kPartElements / std::max<std::int64_t>(1, op.k()) / 64 * 64);
+  if (std::is_same_v<C, acc_t<T>>)
+    return {std::min(op.n(), kPartColumns), std::min(op.k(), kPartDepth)};
+  const std::int64_t fits =
+      std::max<std::int64_t>(64, kPartElements / std::max<std::int64_t>(1, op.k()) / 64 * 64);
   return {std::min({op.n(), kPartColumns, fits}), op.k()};
 }
 
 template <class T>
-void pack_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p, std::int64_t depth, acc_t<T>* packed) {
+void pack_part(ThreadPool& pool,
+               const Gemm& op,
+               std::int64_t column,
+               std::int64_t columns,
+               std::int64_t p,
+               std::int64_t depth,
+               acc_t<T>* packed) {
   using A = acc_t<T>;
   const std::int64_t ld = op.b.dim(1);
   const T* b = op.b.as<T>() + (op.transpose_b ? column * ld + p : p * ld + column);
@@ -65,10 +108,17 @@ void pack_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64
 }
 
 template <class T, class C>
-void multiply_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::int64_t columns, std::int64_t p, std::int64_t depth,
-                   cpu::ScratchSlots& slots, const acc_t<T>* packed) {
+void multiply_part(ThreadPool& pool,
+                   const Gemm& op,
+                   std::int64_t column,
+                   std::int64_t columns,
+                   std::int64_t p,
+                   std::int64_t depth,
+                   cpu::ScratchSlots& slots,
+                   const acc_t<T>* packed) {
   using A = acc_t<T>;
-  const std::int64_t row_blocks = (op.m() + kGemmRowBlock - 1) / kGemmRowBlock, units = (columns + kUnitColumns - 1) / kUnitColumns;
+  const std::int64_t row_blocks = (op.m() + kGemmRowBlock - 1) / kGemmRowBlock,
+                     units = (columns + kUnitColumns - 1) / kUnitColumns;
   cpu::PackedProduct<T, C> product;
   product.lda = op.a.dim(1);
   product.a = op.a.as<T>() + (op.transpose_a ? p * product.lda : p);
@@ -80,7 +130,8 @@ void multiply_part(ThreadPool& pool, const Gemm& op, std::int64_t column, std::i
   pool.parallel_for(row_blocks * units, 1, [&](std::int64_t begin, std::int64_t end) {
     const cpu::ScratchSlots::Lease<A> scratch(slots);
     for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t first = unit / row_blocks * kUnitColumns, row = unit % row_blocks * kGemmRowBlock;
+      const std::int64_t first = unit / row_blocks * kUnitColumns,
+                         row = unit % row_blocks * kGemmRowBlock;
       auto mine = product;
       mine.b = packed + first * depth;
       mine.c = op.c.as<C>() + column + first;
@@ -118,11 +169,16 @@ void launch(CpuContext& context, const Gemm& op) {
       using A = acc_t<T>;
       const Part part = part_of<T, C>(op);
       const Arena::Mark mark(context.scratch);
-      const std::int64_t per_slot = cpu::PackedProduct<T, C>::scratch_size(std::min(part.columns, kUnitColumns), part.depth, op.transpose_a);
-      const TensorView slots = context.scratch.take({context.pool.num_threads(), per_slot}, dtype_of<A>, "gemm.tiles");
-      const TensorView packed =
-          context.scratch.take({std::max<std::int64_t>(1, cpu::packed_size<A>(part.depth, part.columns))}, dtype_of<A>, "gemm.b");
-      context.stream.enqueue([op, slots, packed, &pool = context.pool] { gemm<T, C>(pool, op, slots, packed); });
+      const std::int64_t per_slot = cpu::PackedProduct<T, C>::scratch_size(
+          std::min(part.columns, kUnitColumns), part.depth, op.transpose_a);
+      const TensorView slots =
+          context.scratch.take({context.pool.num_threads(), per_slot}, dtype_of<A>, "gemm.tiles");
+      const TensorView packed = context.scratch.take(
+          {std::max<std::int64_t>(1, cpu::packed_size<A>(part.depth, part.columns))},
+          dtype_of<A>,
+          "gemm.b");
+      context.stream.enqueue(
+          [op, slots, packed, &pool = context.pool] { gemm<T, C>(pool, op, slots, packed); });
     });
   });
 }

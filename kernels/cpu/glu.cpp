@@ -26,8 +26,13 @@ struct SwiGlu {
 template <class A>
 struct SituGlu {
   explicit SituGlu(const GluActivation& a)
-      : b1(static_cast<A>(a.beta1)), b2(static_cast<A>(a.beta2)), inv1(static_cast<A>(1.0 / a.beta1)), inv2(static_cast<A>(1.0 / a.beta2)) {}
-  A value(A g, A u) const { return b1 * cpu::tanh(g * inv1) * cpu::sigmoid(g) * (b2 * cpu::tanh(u * inv2)); }
+      : b1(static_cast<A>(a.beta1)),
+        b2(static_cast<A>(a.beta2)),
+        inv1(static_cast<A>(1.0 / a.beta1)),
+        inv2(static_cast<A>(1.0 / a.beta2)) {}
+  A value(A g, A u) const {
+    return b1 * cpu::tanh(g * inv1) * cpu::sigmoid(g) * (b2 * cpu::tanh(u * inv2));
+  }
   void point(A g, A u, A& h, A& d_gate, A& d_up) const {
     A s, c;
     cpu::sigmoid_pair(g, s, c);
@@ -57,15 +62,18 @@ void forward(ThreadPool& pool, const GluForward& op) {
   const Act<A> act(op.activation);
   const T* in = op.gate_up.as<T>();
   T* out = op.h.as<T>();
-  pool.parallel_for(used_rows(op.h.dim(0), op.row_count), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      const T* g = in + 2 * t * width;
-      const T* u = g + width;
-      T* h = out + t * width;
+  pool.parallel_for(used_rows(op.h.dim(0), op.row_count),
+                    cpu::row_grain(width),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      for (std::int64_t t = begin; t < end; ++t) {
+                        const T* g = in + 2 * t * width;
+                        const T* u = g + width;
+                        T* h = out + t * width;
 #pragma omp simd
-      for (std::int64_t c = 0; c < width; ++c) h[c] = T(act.value(static_cast<A>(g[c]), static_cast<A>(u[c])));
-    }
-  });
+                        for (std::int64_t c = 0; c < width; ++c)
+                          h[c] = T(act.value(static_cast<A>(g[c]), static_cast<A>(u[c])));
+                      }
+                    });
 }
 
 // kWithH is a template parameter because a store under a condition keeps the loop from being vectorised.
@@ -76,32 +84,35 @@ void backward(ThreadPool& pool, const GluBackward& op) {
   const Act<A> act(op.activation);
   const A* weight = op.row_weight.as<A>();
   A* dweight = op.drow_weight.as<A>();
-  pool.parallel_for(used_rows(op.dh.dim(0), op.row_count), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      const Act<A> f = act;  // a copy that no store can change, so that the loop is vectorised
-      const T* g = op.gate_up.as<T>() + 2 * t * width;
-      const T* u = g + width;
-      T* dg = op.dgate_up.as<T>() + 2 * t * width;
-      T* du = dg + width;
-      const T* r = op.dh.as<T>() + t * width;
-      T* h = kWithH ? op.h.as<T>() + t * width : nullptr;
-      const A w = weight == nullptr ? A(1) : weight[t];
-      const A h_factor = op.weight_h ? w : A(1);
-      A sum = 0;
+  pool.parallel_for(used_rows(op.dh.dim(0), op.row_count),
+                    cpu::row_grain(width),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      for (std::int64_t t = begin; t < end; ++t) {
+                        const Act<A> f =
+                            act;  // a copy that no store can change, so that the loop is vectorised
+                        const T* g = op.gate_up.as<T>() + 2 * t * width;
+                        const T* u = g + width;
+                        T* dg = op.dgate_up.as<T>() + 2 * t * width;
+                        T* du = dg + width;
+                        const T* r = op.dh.as<T>() + t * width;
+                        T* h = kWithH ? op.h.as<T>() + t * width : nullptr;
+                        const A w = weight == nullptr ? A(1) : weight[t];
+                        const A h_factor = op.weight_h ? w : A(1);
+                        A sum = 0;
       // Per column everything is read before it is written, so that outputs may lie on inputs.
 #pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < width; ++c) {
-        A value, d_gate, d_up;
-        f.point(static_cast<A>(g[c]), static_cast<A>(u[c]), value, d_gate, d_up);
-        const A grad = static_cast<A>(r[c]);
-        sum += grad * value;
-        dg[c] = T(w * grad * d_gate);
-        du[c] = T(w * grad * d_up);
-        if constexpr (kWithH) h[c] = T(h_factor * value);
-      }
-      if (dweight != nullptr) dweight[t] = sum;
-    }
-  });
+                        for (std::int64_t c = 0; c < width; ++c) {
+                          A value, d_gate, d_up;
+                          f.point(static_cast<A>(g[c]), static_cast<A>(u[c]), value, d_gate, d_up);
+                          const A grad = static_cast<A>(r[c]);
+                          sum += grad * value;
+                          dg[c] = T(w * grad * d_gate);
+                          du[c] = T(w * grad * d_up);
+                          if constexpr (kWithH) h[c] = T(h_factor * value);
+                        }
+                        if (dweight != nullptr) dweight[t] = sum;
+                      }
+                    });
 }
 
 }  // namespace
@@ -109,7 +120,8 @@ void backward(ThreadPool& pool, const GluBackward& op) {
 void launch(CpuContext& context, const GluForward& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     dispatch_float(op.h.dtype(), [&]<class T>(TypeTag<T>) {
-      op.activation.kind == GluKind::situ ? forward<T, SituGlu>(pool, op) : forward<T, SwiGlu>(pool, op);
+      op.activation.kind == GluKind::situ ? forward<T, SituGlu>(pool, op)
+                                          : forward<T, SwiGlu>(pool, op);
     });
   });
 }
@@ -120,7 +132,8 @@ void launch(CpuContext& context, const GluBackward& op) {
       const auto with_activation = [&]<template <class> class Act>() {
         op.h.empty() ? backward<T, Act, false>(pool, op) : backward<T, Act, true>(pool, op);
       };
-      op.activation.kind == GluKind::situ ? with_activation.template operator()<SituGlu>() : with_activation.template operator()<SwiGlu>();
+      op.activation.kind == GluKind::situ ? with_activation.template operator()<SituGlu>()
+                                          : with_activation.template operator()<SwiGlu>();
     });
   });
 }

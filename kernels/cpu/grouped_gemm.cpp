@@ -19,17 +19,23 @@ struct Expert {
 };
 
 // Routing is data: it is checked here, where it is first known.
-Expert expert_of(const ConstTensorView& offsets, const ConstTensorView& slots, std::int64_t e, std::int64_t rows_bound,
+Expert expert_of(const ConstTensorView& offsets,
+                 const ConstTensorView& slots,
+                 std::int64_t e,
+                 std::int64_t rows_bound,
                  std::int64_t num_slots) {
   const auto* o = offsets.as<std::int32_t>();
   const std::int64_t slot = slots.as<std::int32_t>()[e];
-  MOESAIC_CHECK(0 <= o[e] && o[e] <= o[e + 1] && o[e + 1] <= rows_bound, "expert offsets outside the rows");
+  MOESAIC_CHECK(0 <= o[e] && o[e] <= o[e + 1] && o[e + 1] <= rows_bound,
+                "expert offsets outside the rows");
   if (o[e] == o[e + 1]) return {o[e], 0, 0};
   MOESAIC_CHECK(0 <= slot && slot < num_slots, "expert without a weight slot");
   return {o[e], o[e + 1] - o[e], slot};
 }
 
-std::int64_t panels_of(std::int64_t n) { return (n + kPanel - 1) / kPanel; }
+std::int64_t panels_of(std::int64_t n) {
+  return (n + kPanel - 1) / kPanel;
+}
 
 // Forward (transpose_b: b = W) and backward input (b = W, not transposed) are one product per expert.
 template <class T, class C>
@@ -45,7 +51,8 @@ struct RowProduct {
 
   static std::int64_t slot_size(std::int64_t columns, std::int64_t depth) {
     const std::int64_t panel = std::min(columns, kPanel);
-    return cpu::PackedProduct<T, C>::scratch_size(panel, depth, false) + cpu::packed_size<A>(depth, panel);
+    return cpu::PackedProduct<T, C>::scratch_size(panel, depth, false) +
+           cpu::packed_size<A>(depth, panel);
   }
 
   void panel(const Expert& expert, std::int64_t column, A* scratch) const {
@@ -57,7 +64,8 @@ struct RowProduct {
     product.ldc = columns;
     product.k = product.b_rows = depth;
     product.accumulate = accumulate;
-    A* packed = scratch + cpu::PackedProduct<T, C>::scratch_size(std::min(columns, kPanel), depth, false);
+    A* packed =
+        scratch + cpu::PackedProduct<T, C>::scratch_size(std::min(columns, kPanel), depth, false);
     const T* b = w + expert.slot * w_rows * w_cols + (transpose_b ? column * w_cols : column);
     cpu::pack_columns<A, T>(b, w_cols, transpose_b, depth, 0, product.n, packed);
     product.b = packed;
@@ -71,7 +79,8 @@ struct RowProduct {
     const std::int64_t panels = panels_of(columns);
     pool.parallel_for(slot_of_expert.dim(0) * panels, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t unit = begin; unit < end; ++unit) {
-        const Expert expert = expert_of(offsets, slot_of_expert, unit / panels, rows_bound, num_slots);
+        const Expert expert =
+            expert_of(offsets, slot_of_expert, unit / panels, rows_bound, num_slots);
         if (expert.rows == 0) continue;
         const cpu::ScratchSlots::Lease<A> scratch(slots);
         panel(expert, (unit % panels) * kPanel, scratch.data());
@@ -84,7 +93,8 @@ template <class T, class C>
 void enqueue(CpuContext& context, const RowProduct<T, C>& product) {
   const Arena::Mark mark(context.scratch);
   const TensorView slots = context.scratch.take(
-      {context.pool.num_threads(), RowProduct<T, C>::slot_size(product.columns, product.depth)}, dtype_of<acc_t<T>>,
+      {context.pool.num_threads(), RowProduct<T, C>::slot_size(product.columns, product.depth)},
+      dtype_of<acc_t<T>>,
       "grouped_gemm.tiles");
   context.stream.enqueue([product, slots, &pool = context.pool] { product.run(pool, slots); });
 }
@@ -97,7 +107,10 @@ std::int64_t weight_depth(std::int64_t rows) {
 }
 
 template <class T, class C>
-void weight_panel(const GroupedLinearBackwardWeight& op, const Expert& expert, std::int64_t row, acc_t<T>* scratch) {
+void weight_panel(const GroupedLinearBackwardWeight& op,
+                  const Expert& expert,
+                  std::int64_t row,
+                  acc_t<T>* scratch) {
   using A = acc_t<T>;
   const std::int64_t n = op.dy.dim(1), k = op.x.dim(1), rows = std::min(kPanel, n - row);
   const std::int64_t step = weight_depth<T, C>(expert.rows);
@@ -112,24 +125,30 @@ void weight_panel(const GroupedLinearBackwardWeight& op, const Expert& expert, s
     product.n = k;
     product.k = product.b_rows = std::min(step, expert.rows - p);
     product.accumulate = true;
-    cpu::pack_columns<A, T>(op.x.as<T>() + (expert.begin + p) * k, k, false, product.k, 0, k, packed);
+    cpu::pack_columns<A, T>(
+        op.x.as<T>() + (expert.begin + p) * k, k, false, product.k, 0, k, packed);
     product.b = packed;
-    for (std::int64_t r = 0; r < rows; r += kGemmRowBlock) product.rows(r, std::min(rows, r + kGemmRowBlock), scratch);
+    for (std::int64_t r = 0; r < rows; r += kGemmRowBlock)
+      product.rows(r, std::min(rows, r + kGemmRowBlock), scratch);
   }
 }
 
 template <class T, class C>
-void weight_gradient(ThreadPool& pool, const GroupedLinearBackwardWeight& op, const TensorView& slot_rows) {
+void weight_gradient(ThreadPool& pool,
+                     const GroupedLinearBackwardWeight& op,
+                     const TensorView& slot_rows) {
   cpu::ScratchSlots slots(slot_rows);
   const std::int64_t panels = panels_of(op.dy.dim(1));
-  pool.parallel_for(op.slot_of_expert.dim(0) * panels, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const Expert expert = expert_of(op.offsets, op.slot_of_expert, unit / panels, op.x.dim(0), op.dw.dim(0));
-      if (expert.rows == 0) continue;
-      const cpu::ScratchSlots::Lease<acc_t<T>> scratch(slots);
-      weight_panel<T, C>(op, expert, (unit % panels) * kPanel, scratch.data());
-    }
-  });
+  pool.parallel_for(
+      op.slot_of_expert.dim(0) * panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t unit = begin; unit < end; ++unit) {
+          const Expert expert =
+              expert_of(op.offsets, op.slot_of_expert, unit / panels, op.x.dim(0), op.dw.dim(0));
+          if (expert.rows == 0) continue;
+          const cpu::ScratchSlots::Lease<acc_t<T>> scratch(slots);
+          weight_panel<T, C>(op, expert, (unit % panels) * kPanel, scratch.data());
+        }
+      });
 }
 
 }  // namespace
@@ -137,9 +156,19 @@ void weight_gradient(ThreadPool& pool, const GroupedLinearBackwardWeight& op, co
 void launch(CpuContext& context, const GroupedLinearForward& op) {
   dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
     dispatch_weight<T>(op.y.dtype(), [&]<class C>(TypeTag<C>) {
-      const RowProduct<T, C> product{op.x.as<T>(),   op.w.as<T>(),     op.y.as<C>(), op.x.dim(0), op.x.dim(1),
-                                     op.w.dim(1),    op.w.dim(1),      op.w.dim(2),  op.w.dim(0), true,
-                                     op.accumulate,  op.offsets,       op.slot_of_expert};
+      const RowProduct<T, C> product{op.x.as<T>(),
+                                     op.w.as<T>(),
+                                     op.y.as<C>(),
+                                     op.x.dim(0),
+                                     op.x.dim(1),
+                                     op.w.dim(1),
+                                     op.w.dim(1),
+                                     op.w.dim(2),
+                                     op.w.dim(0),
+                                     true,
+                                     op.accumulate,
+                                     op.offsets,
+                                     op.slot_of_expert};
       enqueue(context, product);
     });
   });
@@ -148,9 +177,19 @@ void launch(CpuContext& context, const GroupedLinearForward& op) {
 void launch(CpuContext& context, const GroupedLinearBackwardInput& op) {
   dispatch_float(op.dy.dtype(), [&]<class T>(TypeTag<T>) {
     dispatch_weight<T>(op.dx.dtype(), [&]<class C>(TypeTag<C>) {
-      const RowProduct<T, C> product{op.dy.as<T>(), op.w.as<T>(), op.dx.as<C>(), op.dy.dim(0), op.dy.dim(1),
-                                     op.w.dim(2),   op.w.dim(1),  op.w.dim(2),   op.w.dim(0),  false,
-                                     op.accumulate, op.offsets,   op.slot_of_expert};
+      const RowProduct<T, C> product{op.dy.as<T>(),
+                                     op.w.as<T>(),
+                                     op.dx.as<C>(),
+                                     op.dy.dim(0),
+                                     op.dy.dim(1),
+                                     op.w.dim(2),
+                                     op.w.dim(1),
+                                     op.w.dim(2),
+                                     op.w.dim(0),
+                                     false,
+                                     op.accumulate,
+                                     op.offsets,
+                                     op.slot_of_expert};
       enqueue(context, product);
     });
   });
@@ -162,11 +201,13 @@ void launch(CpuContext& context, const GroupedLinearBackwardWeight& op) {
       using A = acc_t<T>;
       const std::int64_t k = op.x.dim(1);
       const std::int64_t depth = weight_depth<T, C>(op.x.dim(0));
-      const std::int64_t size = cpu::PackedProduct<T, C>::scratch_size(k, depth, true) + cpu::packed_size<A>(depth, k);
+      const std::int64_t size =
+          cpu::PackedProduct<T, C>::scratch_size(k, depth, true) + cpu::packed_size<A>(depth, k);
       const Arena::Mark mark(context.scratch);
-      const TensorView slots =
-          context.scratch.take({context.pool.num_threads(), size}, dtype_of<A>, "grouped_gemm.weight_tiles");
-      context.stream.enqueue([op, slots, &pool = context.pool] { weight_gradient<T, C>(pool, op, slots); });
+      const TensorView slots = context.scratch.take(
+          {context.pool.num_threads(), size}, dtype_of<A>, "grouped_gemm.weight_tiles");
+      context.stream.enqueue(
+          [op, slots, &pool = context.pool] { weight_gradient<T, C>(pool, op, slots); });
     });
   });
 }

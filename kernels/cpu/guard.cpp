@@ -25,7 +25,8 @@ void skip_step(TensorView scalars) {
 
 void launch(CpuContext& context, const GuardFinite& op) {
   context.stream.enqueue([op] {
-    const bool finite = op.values.dtype() == DType::f64 ? all_finite<double>(op.values) : all_finite<float>(op.values);
+    const bool finite = op.values.dtype() == DType::f64 ? all_finite<double>(op.values)
+                                                        : all_finite<float>(op.values);
     if (finite) return;
     if (op.scalars.dtype() == DType::f64) {
       skip_step<double>(op.scalars);

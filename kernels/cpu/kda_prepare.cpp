@@ -192,8 +192,9 @@ void backward(ThreadPool& pool, const KdaPrepareBackward& op, acc_t<T>* scratch)
   using A = acc_t<T>;
   const std::int64_t tokens = op.q.dim(0), heads = op.q.dim(1), size = op.q.dim(2);
   const A q_scale = A(1) / std::sqrt(static_cast<A>(size));
-  pool.parallel_for(
-      heads, 1, [&](std::int64_t h, std::int64_t) { gate_backward<T>(op, h, scratch + h * 2 * size); });
+  pool.parallel_for(heads, 1, [&](std::int64_t h, std::int64_t) {
+    gate_backward<T>(op, h, scratch + h * 2 * size);
+  });
   pool.parallel_for(tokens, kTokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first * heads; row < last * heads; ++row) {
       const std::int64_t at = row * size;

@@ -18,11 +18,13 @@ void forward(ThreadPool& pool, const LayerNormForward& op) {
       T* y = op.y.as<T>() + r * width;
       A sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < width; ++c) sum += static_cast<A>(x[c]);
+      for (std::int64_t c = 0; c < width; ++c)
+        sum += static_cast<A>(x[c]);
       const A mean = sum / static_cast<A>(width);
       A squares = 0;  // of the centred values: no cancellation for a large mean
 #pragma omp simd reduction(+ : squares)
-      for (std::int64_t c = 0; c < width; ++c) squares += (static_cast<A>(x[c]) - mean) * (static_cast<A>(x[c]) - mean);
+      for (std::int64_t c = 0; c < width; ++c)
+        squares += (static_cast<A>(x[c]) - mean) * (static_cast<A>(x[c]) - mean);
       const A inv = A(1) / std::sqrt(squares / static_cast<A>(width) + static_cast<A>(op.eps));
       op.mean.as<A>()[r] = mean;
       op.inv_std.as<A>()[r] = inv;
@@ -52,11 +54,13 @@ void backward_row(const LayerNormBackward& op, std::int64_t r, acc_t<T>* dweight
   }
   if (dweight != nullptr) {
 #pragma omp simd
-    for (std::int64_t c = 0; c < width; ++c) dweight[c] += static_cast<A>(dy[c]) * (static_cast<A>(x[c]) - mean) * inv;
+    for (std::int64_t c = 0; c < width; ++c)
+      dweight[c] += static_cast<A>(dy[c]) * (static_cast<A>(x[c]) - mean) * inv;
   }
   if (dbias != nullptr) {
 #pragma omp simd
-    for (std::int64_t c = 0; c < width; ++c) dbias[c] += static_cast<A>(dy[c]);
+    for (std::int64_t c = 0; c < width; ++c)
+      dbias[c] += static_cast<A>(dy[c]);
   }
   const A mean_g = sum / static_cast<A>(width), mean_gx = dot / static_cast<A>(width);
 #pragma omp simd
@@ -72,16 +76,19 @@ void backward(ThreadPool& pool, const LayerNormBackward& op, const TensorView& p
   using A = acc_t<T>;
   const std::int64_t rows = op.x.dim(0), width = op.x.dim(1), blocks = cpu::sum_blocks(rows);
   A* weight_sums = op.dweight.empty() ? nullptr : partial.as<A>();
-  A* bias_sums = op.dbias.empty() ? nullptr : partial.as<A>() + (op.dweight.empty() ? 0 : blocks * width);
+  A* bias_sums =
+      op.dbias.empty() ? nullptr : partial.as<A>() + (op.dweight.empty() ? 0 : blocks * width);
   pool.parallel_for(rows, cpu::kSumBlock, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t at = begin / cpu::kSumBlock * width;
     A* dw = weight_sums == nullptr ? nullptr : weight_sums + at;
     A* db = bias_sums == nullptr ? nullptr : bias_sums + at;
     if (dw != nullptr) std::fill_n(dw, width, A(0));
     if (db != nullptr) std::fill_n(db, width, A(0));
-    for (std::int64_t r = begin; r < end; ++r) backward_row<T, W>(op, r, dw, db);
+    for (std::int64_t r = begin; r < end; ++r)
+      backward_row<T, W>(op, r, dw, db);
   });
-  if (weight_sums != nullptr) cpu::add_block_sums(pool, weight_sums, blocks, width, op.dweight.as<A>());
+  if (weight_sums != nullptr)
+    cpu::add_block_sums(pool, weight_sums, blocks, width, op.dweight.as<A>());
   if (bias_sums != nullptr) cpu::add_block_sums(pool, bias_sums, blocks, width, op.dbias.as<A>());
 }
 
@@ -91,8 +98,11 @@ void l2_forward(ThreadPool& pool, const L2NormForward& op) {
   const std::int64_t width = op.x.dim(1);
   pool.parallel_for(op.x.dim(0), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      op.inv_norm.as<A>()[r] = cpu::l2_norm_row<A>(op.x.as<T>() + r * width, op.y.as<T>() + r * width, width,
-                                                   static_cast<A>(op.eps), static_cast<A>(op.scale));
+      op.inv_norm.as<A>()[r] = cpu::l2_norm_row<A>(op.x.as<T>() + r * width,
+                                                   op.y.as<T>() + r * width,
+                                                   width,
+                                                   static_cast<A>(op.eps),
+                                                   static_cast<A>(op.scale));
     }
   });
 }
@@ -103,8 +113,12 @@ void l2_backward(ThreadPool& pool, const L2NormBackward& op) {
   const std::int64_t width = op.x.dim(1);
   pool.parallel_for(op.x.dim(0), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      cpu::l2_norm_row_backward<A>(op.x.as<T>() + r * width, op.inv_norm.as<A>()[r], op.dy.as<T>() + r * width,
-                                   op.dx.as<T>() + r * width, width, static_cast<A>(op.scale));
+      cpu::l2_norm_row_backward<A>(op.x.as<T>() + r * width,
+                                   op.inv_norm.as<A>()[r],
+                                   op.dy.as<T>() + r * width,
+                                   op.dx.as<T>() + r * width,
+                                   width,
+                                   static_cast<A>(op.scale));
     }
   });
 }
@@ -125,11 +139,13 @@ void launch(CpuContext& context, const LayerNormBackward& op) {
   TensorView partial;
   if (sums > 0) {
     const DType acc = op.x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    partial = context.scratch.take({sums * cpu::sum_blocks(op.x.dim(0)), op.x.dim(1)}, acc, "layer_norm.sums");
+    partial = context.scratch.take(
+        {sums * cpu::sum_blocks(op.x.dim(0)), op.x.dim(1)}, acc, "layer_norm.sums");
   }
   context.stream.enqueue([op, partial, &pool = context.pool] {
     dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
-      dispatch_weight<T>(op.weight.dtype(), [&]<class W>(TypeTag<W>) { backward<T, W>(pool, op, partial); });
+      dispatch_weight<T>(op.weight.dtype(),
+                         [&]<class W>(TypeTag<W>) { backward<T, W>(pool, op, partial); });
     });
   });
 }

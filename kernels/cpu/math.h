@@ -8,7 +8,9 @@
 namespace moesaic::cpu {
 
 /// e^x. float: relative error below 2e-7; below -87.33 the result is 0, above 88.72 it is infinite; NaN stays NaN.
-inline double exp(double x) noexcept { return std::exp(x); }
+inline double exp(double x) noexcept {
+  return std::exp(x);
+}
 inline float exp(float x) noexcept {
   // x = n ln2 + r, |r| <= ln2/2; e^r by its Taylor polynomial of degree 7 (remainder below 1e-8), then scaled by 2^n in
   // two halves so that the largest results do not overflow on the way.
@@ -51,11 +53,15 @@ inline void sigmoid_pair(T x, T& s, T& complement) noexcept {
 /// tanh a for 0 <= a < 0.35 by the odd series.
 inline float tanh_small(float a) noexcept {
   const float z = a * a;
-  return a * (1.0F + z * (-0.333333333F + z * (0.133333333F + z * (-0.0539682540F + z * (0.0218694885F + z * -0.00886323553F)))));
+  return a * (1.0F + z * (-0.333333333F +
+                          z * (0.133333333F +
+                               z * (-0.0539682540F + z * (0.0218694885F + z * -0.00886323553F)))));
 }
 
 /// tanh x. float: small arguments by the odd series, else (1-e)/(1+e) with e = e^-2|x|; relative error below 4e-7.
-inline double tanh(double x) noexcept { return std::tanh(x); }
+inline double tanh(double x) noexcept {
+  return std::tanh(x);
+}
 inline float tanh(float x) noexcept {
   const float a = std::fabs(x);
   const float e = exp(-2.0F * a);

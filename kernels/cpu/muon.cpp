@@ -13,9 +13,9 @@ namespace {
 
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
-constexpr std::int64_t kTile = 48;      // rows per unit of work; part of the bits of the norm
-constexpr std::int64_t kStrip = 12;     // rows of a symmetric product that share an end
-constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
+constexpr std::int64_t kTile = 48;   // rows per unit of work; part of the bits of the norm
+constexpr std::int64_t kStrip = 12;  // rows of a symmetric product that share an end
+constexpr std::int64_t kGroup = 8;   // matrices in scratch at a time
 constexpr std::int64_t kLargeRows =
     256;  // from here on threads share the rows of one matrix, else whole matrices
 
@@ -133,11 +133,13 @@ struct Iteration {
 
   void pack(const A* right, bool transposed, std::int64_t depth, std::int64_t columns) const {
     loop(columns, [&](std::int64_t begin, std::int64_t end) {
-      cpu::pack_columns<A, A>(right, transposed ? depth : columns, transposed, depth, begin, end, packed);
+      cpu::pack_columns<A, A>(
+          right, transposed ? depth : columns, transposed, depth, begin, end, packed);
     });
   }
   /// The product of `left` [m, depth] with what was packed; `columns` of the result's `ld`.
-  cpu::PackedProduct<A, A> product(const A* left, std::int64_t depth, A alpha, A* c, std::int64_t ld) const {
+  cpu::PackedProduct<A, A> product(
+      const A* left, std::int64_t depth, A alpha, A* c, std::int64_t ld) const {
     cpu::PackedProduct<A, A> p;
     p.a = left;
     p.lda = p.k = p.b_rows = depth;

@@ -42,14 +42,17 @@ void kernel(std::int64_t depth, const Left<A>& left, const A* b, const Result<A>
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < depth; ++k) {
     V right[Vectors];
-    for (int j = 0; j < Vectors; ++j) right[j] = load_vector(b + k * kPackColumns<A> + j * kLanes);
+    for (int j = 0; j < Vectors; ++j)
+      right[j] = load_vector(b + k * kPackColumns<A> + j * kLanes);
     for (int i = 0; i < Rows; ++i) {
       const A value = a[i * row + k * column];
-      for (int j = 0; j < Vectors; ++j) sum[i][j] += value * right[j];
+      for (int j = 0; j < Vectors; ++j)
+        sum[i][j] += value * right[j];
     }
   }
   if (result.columns == Vectors * kLanes) {
-    for (int i = 0; i < Rows; ++i) store_row<A, Vectors>(result, result.c + i * result.ld, sum[i]);
+    for (int i = 0; i < Rows; ++i)
+      store_row<A, Vectors>(result, result.c + i * result.ld, sum[i]);
     return;
   }
   for (int i = 0; i < Rows; ++i) {
@@ -65,13 +68,18 @@ template <class A>
 using Kernel = void (*)(std::int64_t, const Left<A>&, const A*, const Result<A>&) noexcept;
 
 template <class A, int Vectors, bool kPackedLeft>
-constexpr std::array<Kernel<A>, kPackRows> kKernels{kernel<A, 1, Vectors, kPackedLeft>, kernel<A, 2, Vectors, kPackedLeft>, kernel<A, 3, Vectors, kPackedLeft>,
-                                                    kernel<A, 4, Vectors, kPackedLeft>, kernel<A, 5, Vectors, kPackedLeft>, kernel<A, 6, Vectors, kPackedLeft>};
+constexpr std::array<Kernel<A>, kPackRows> kKernels{kernel<A, 1, Vectors, kPackedLeft>,
+                                                    kernel<A, 2, Vectors, kPackedLeft>,
+                                                    kernel<A, 3, Vectors, kPackedLeft>,
+                                                    kernel<A, 4, Vectors, kPackedLeft>,
+                                                    kernel<A, 5, Vectors, kPackedLeft>,
+                                                    kernel<A, 6, Vectors, kPackedLeft>};
 
 template <class A>
 Kernel<A> kernel_of(std::int64_t rows, std::int64_t columns, bool packed_left) {
   const auto r = static_cast<std::size_t>(rows - 1);
-  if (columns <= VectorOf<A>::kLanes) return packed_left ? kKernels<A, 1, true>[r] : kKernels<A, 1, false>[r];
+  if (columns <= VectorOf<A>::kLanes)
+    return packed_left ? kKernels<A, 1, true>[r] : kKernels<A, 1, false>[r];
   return packed_left ? kKernels<A, 2, true>[r] : kKernels<A, 2, false>[r];
 }
 
@@ -84,9 +92,11 @@ void pack_left(const T* a, std::int64_t lda, std::int64_t rows, std::int64_t dep
       A* to = packed + i * depth + k * kPackRows;
       const std::int64_t count = std::min(kPackRows, rows - i);
       if (count == kPackRows) {
-        for (std::int64_t r = 0; r < kPackRows; ++r) to[r] = A(from[i + r]);
+        for (std::int64_t r = 0; r < kPackRows; ++r)
+          to[r] = A(from[i + r]);
       } else {
-        for (std::int64_t r = 0; r < count; ++r) to[r] = A(from[i + r]);
+        for (std::int64_t r = 0; r < count; ++r)
+          to[r] = A(from[i + r]);
       }
     }
   }
@@ -96,7 +106,8 @@ void pack_left(const T* a, std::int64_t lda, std::int64_t rows, std::int64_t dep
 void transpose_square(const float* from, std::int64_t ld, float* to) noexcept {
   using V = VectorOf<float>::type;
   V r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = load_vector(from + i * ld);
+  for (int i = 0; i < 8; ++i)
+    r[i] = load_vector(from + i * ld);
   for (int i = 0; i < 8; i += 2) {
     t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -104,12 +115,15 @@ void transpose_square(const float* from, std::int64_t ld, float* to) noexcept {
   for (int i = 0; i < 8; i += 4) {
     for (int j = 0; j < 2; ++j) {
       r[i + 2 * j] = __builtin_shufflevector(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-      r[i + 2 * j + 1] = __builtin_shufflevector(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+      r[i + 2 * j + 1] =
+          __builtin_shufflevector(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   }
   for (int i = 0; i < 4; ++i) {
-    store_vector(to + i * kPackColumns<float>, __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-    store_vector(to + (i + 4) * kPackColumns<float>, __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+    store_vector(to + i * kPackColumns<float>,
+                 __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    store_vector(to + (i + 4) * kPackColumns<float>,
+                 __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
   }
 }
 
@@ -128,7 +142,8 @@ void pack_transposed(const T* from, std::int64_t ld, std::int64_t count, std::in
   for (std::int64_t p0 = whole; p0 < k; p0 += kSquare) {
     const std::int64_t p1 = std::min(k, p0 + kSquare);
     for (std::int64_t c = 0; c < count; ++c) {
-      for (std::int64_t p = p0; p < p1; ++p) panel[p * kPackColumns<A> + c] = A(from[c * ld + p]);
+      for (std::int64_t p = p0; p < p1; ++p)
+        panel[p * kPackColumns<A> + c] = A(from[c * ld + p]);
     }
   }
 }
@@ -136,7 +151,13 @@ void pack_transposed(const T* from, std::int64_t ld, std::int64_t count, std::in
 }  // namespace
 
 template <class A, class T>
-void pack_columns(const T* b, std::int64_t ldb, bool transposed, std::int64_t k, std::int64_t begin, std::int64_t end, A* packed) {
+void pack_columns(const T* b,
+                  std::int64_t ldb,
+                  bool transposed,
+                  std::int64_t k,
+                  std::int64_t begin,
+                  std::int64_t end,
+                  A* packed) {
   constexpr std::int64_t kColumns = kPackColumns<A>;
   for (std::int64_t j = begin; j < end; j += kColumns) {
     const std::int64_t count = std::min(kColumns, end - j);
@@ -148,9 +169,11 @@ void pack_columns(const T* b, std::int64_t ldb, bool transposed, std::int64_t k,
         A* to = panel + p * kColumns;
         if (count == kColumns) {
 #pragma omp simd
-          for (std::int64_t c = 0; c < kColumns; ++c) to[c] = A(from[c]);
+          for (std::int64_t c = 0; c < kColumns; ++c)
+            to[c] = A(from[c]);
         } else {
-          for (std::int64_t c = 0; c < count; ++c) to[c] = A(from[c]);
+          for (std::int64_t c = 0; c < count; ++c)
+            to[c] = A(from[c]);
         }
       }
       continue;
@@ -159,12 +182,16 @@ void pack_columns(const T* b, std::int64_t ldb, bool transposed, std::int64_t k,
   }
 }
 
-template void pack_columns<double, double>(const double*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, double*);
-template void pack_columns<float, float>(const float*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, float*);
-template void pack_columns<float, bf16>(const bf16*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, float*);
+template void pack_columns<double, double>(
+    const double*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, double*);
+template void pack_columns<float, float>(
+    const float*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, float*);
+template void pack_columns<float, bf16>(
+    const bf16*, std::int64_t, bool, std::int64_t, std::int64_t, std::int64_t, float*);
 
 template <class T, class C>
-void PackedProduct<T, C>::into(std::int64_t begin, std::int64_t rows, A* left, A* out, std::int64_t ld) const {
+void PackedProduct<T, C>::into(
+    std::int64_t begin, std::int64_t rows, A* left, A* out, std::int64_t ld) const {
   for (std::int64_t p = 0; p < k; p += kGemmDepthBlock) {
     const std::int64_t depth = std::min(kGemmDepthBlock, k - p);
     Left<A> operand{left, depth, 1};
@@ -181,7 +208,8 @@ void PackedProduct<T, C>::into(std::int64_t begin, std::int64_t rows, A* left, A
       for (std::int64_t i = 0; i < rows; i += kPackRows) {
         const std::int64_t count = std::min(kPackRows, rows - i);
         const Left<A> at{operand.data + i * operand.row, operand.row, operand.column};
-        kernel_of<A>(count, columns, transpose_a)(depth, at, panel, {out + i * ld + j, ld, columns, alpha, accumulate || p > 0});
+        kernel_of<A>(count, columns, transpose_a)(
+            depth, at, panel, {out + i * ld + j, ld, columns, alpha, accumulate || p > 0});
       }
     }
   }

@@ -22,12 +22,18 @@ constexpr std::int64_t kPackColumns = 2 * VectorOf<A>::kLanes;
 
 /// to[r, c] = from[r, c] in another type, rows x cols, leading dimensions in elements.
 template <class To, class From>
-inline void convert_block(const From* from, std::int64_t from_ld, To* to, std::int64_t to_ld, std::int64_t rows, std::int64_t cols) {
+inline void convert_block(const From* from,
+                          std::int64_t from_ld,
+                          To* to,
+                          std::int64_t to_ld,
+                          std::int64_t rows,
+                          std::int64_t cols) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const From* f = from + r * from_ld;
     To* t = to + r * to_ld;
 #pragma omp simd
-    for (std::int64_t c = 0; c < cols; ++c) t[c] = To(f[c]);
+    for (std::int64_t c = 0; c < cols; ++c)
+      t[c] = To(f[c]);
   }
 }
 
@@ -40,7 +46,13 @@ constexpr std::int64_t packed_size(std::int64_t k, std::int64_t n) {
 /// Packs columns [begin, end) of b [k, n] (or [n, k] when transposed), begin a multiple of kPackColumns: panels of
 /// kPackColumns columns one after the other, each [k, kPackColumns]; columns beyond `end` are zero.
 template <class A, class T>
-void pack_columns(const T* b, std::int64_t ldb, bool transposed, std::int64_t k, std::int64_t begin, std::int64_t end, A* packed);
+void pack_columns(const T* b,
+                  std::int64_t ldb,
+                  bool transposed,
+                  std::int64_t k,
+                  std::int64_t begin,
+                  std::int64_t end,
+                  A* packed);
 
 /// c (+)= alpha op(a) b with b packed. T: type of a; C: type of c, T or its acc_t.
 template <class T, class C>
@@ -50,7 +62,8 @@ struct PackedProduct {
   std::int64_t lda = 0;
   bool transpose_a = false;
   const A* b = nullptr;  ///< packed [k, n]
-  std::int64_t b_rows = 0;  ///< k of the packing; larger than k when b points to its rows from some row on
+  std::int64_t b_rows =
+      0;  ///< k of the packing; larger than k when b points to its rows from some row on
   C* c = nullptr;
   std::int64_t ldc = 0;
   std::int64_t n = 0, k = 0;
@@ -58,9 +71,12 @@ struct PackedProduct {
   bool accumulate = false;
 
   /// Elements of A that rows() needs as scratch for up to `max_n` columns and depths up to `max_k`.
-  static constexpr std::int64_t scratch_size(std::int64_t max_n, std::int64_t max_k, bool transpose_a) {
+  static constexpr std::int64_t scratch_size(std::int64_t max_n,
+                                             std::int64_t max_k,
+                                             bool transpose_a) {
     const bool left = transpose_a || !std::is_same_v<T, A>;
-    return 1 + (left ? kGemmRowBlock * std::min(max_k, kGemmDepthBlock) : 0) + (std::is_same_v<C, A> ? 0 : kGemmRowBlock * max_n);
+    return 1 + (left ? kGemmRowBlock * std::min(max_k, kGemmDepthBlock) : 0) +
+           (std::is_same_v<C, A> ? 0 : kGemmRowBlock * max_n);
   }
   /// Rows [begin, end) of c, at most kGemmRowBlock.
   void rows(std::int64_t begin, std::int64_t end, A* scratch) const;

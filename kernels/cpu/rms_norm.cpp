@@ -40,11 +40,13 @@ void backward_row(const T* x, const T* dy, const W* w, std::int64_t hidden, acc_
   using A = acc_t<T>;
   A dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (std::int64_t c = 0; c < hidden; ++c) dot += static_cast<A>(dy[c]) * static_cast<A>(w[c]) * static_cast<A>(x[c]);
+  for (std::int64_t c = 0; c < hidden; ++c)
+    dot += static_cast<A>(dy[c]) * static_cast<A>(w[c]) * static_cast<A>(x[c]);
   const A mean = dot * rho / static_cast<A>(hidden);
 #pragma omp simd
   for (std::int64_t c = 0; c < hidden; ++c) {
-    const A v = rho * (static_cast<A>(dy[c]) * static_cast<A>(w[c]) - static_cast<A>(x[c]) * rho * mean);
+    const A v =
+        rho * (static_cast<A>(dy[c]) * static_cast<A>(w[c]) - static_cast<A>(x[c]) * rho * mean);
     dx[c] = T(kAccumulate ? static_cast<A>(dx[c]) + v : v);
   }
 }
@@ -56,14 +58,25 @@ void backward(ThreadPool& pool, const RmsNormBackward& op) {
   pool.parallel_for(tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const std::int64_t at = t * hidden;
-      row(op.x.as<T>() + at, op.dy.as<T>() + at, op.weight.as<W>(), hidden, op.inv_rms.as<acc_t<T>>()[t], op.dx.as<T>() + at);
+      row(op.x.as<T>() + at,
+          op.dy.as<T>() + at,
+          op.weight.as<W>(),
+          hidden,
+          op.inv_rms.as<acc_t<T>>()[t],
+          op.dx.as<T>() + at);
     }
   });
 }
 
 // partial[c] += sum of dy[t, c] x[t, c] inv_rms[t] over the rows [t0, t1), columns [0, columns).
 template <class T>
-void add_weight_rows(const T* x, const T* dy, const acc_t<T>* inv_rms, std::int64_t t0, std::int64_t t1, std::int64_t hidden, std::int64_t columns,
+void add_weight_rows(const T* x,
+                     const T* dy,
+                     const acc_t<T>* inv_rms,
+                     std::int64_t t0,
+                     std::int64_t t1,
+                     std::int64_t hidden,
+                     std::int64_t columns,
                      acc_t<T>* partial) {
   using A = acc_t<T>;
   for (std::int64_t t = t0; t < t1; ++t) {
@@ -71,7 +84,8 @@ void add_weight_rows(const T* x, const T* dy, const acc_t<T>* inv_rms, std::int6
     const T* gr = dy + t * hidden;
     const A rho = inv_rms[t];
 #pragma omp simd
-    for (std::int64_t c = 0; c < columns; ++c) partial[c] += static_cast<A>(gr[c]) * static_cast<A>(xr[c]) * rho;
+    for (std::int64_t c = 0; c < columns; ++c)
+      partial[c] += static_cast<A>(gr[c]) * static_cast<A>(xr[c]) * rho;
   }
 }
 
@@ -88,8 +102,16 @@ void weight_gradient(ThreadPool& pool, const RmsNormBackward& op) {
   pool.parallel_for(hidden, kColumns, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t0 = 0; t0 < tokens; t0 += kRowBlock) {
       A partial[kColumns] = {};
-      add_weight_rows(x + begin, dy + begin, inv_rms, t0, std::min(tokens, t0 + kRowBlock), hidden, end - begin, partial);
-      for (std::int64_t c = begin; c < end; ++c) dw[c] += partial[c - begin];
+      add_weight_rows(x + begin,
+                      dy + begin,
+                      inv_rms,
+                      t0,
+                      std::min(tokens, t0 + kRowBlock),
+                      hidden,
+                      end - begin,
+                      partial);
+      for (std::int64_t c = begin; c < end; ++c)
+        dw[c] += partial[c - begin];
     }
   });
 }

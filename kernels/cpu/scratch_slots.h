@@ -19,7 +19,9 @@ class ScratchSlots {
   class Lease {
    public:
     explicit Lease(ScratchSlots& slots) : slots_(slots), index_(slots.acquire()) {}
-    ~Lease() { slots_.busy_[static_cast<std::size_t>(index_)].store(false, std::memory_order_release); }
+    ~Lease() {
+      slots_.busy_[static_cast<std::size_t>(index_)].store(false, std::memory_order_release);
+    }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     T* data() const { return slots_.rows_.as<T>() + index_ * slots_.rows_.dim(1); }

@@ -64,7 +64,8 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>()) {
   MOESAIC_CHECK(num_threads >= 1, "a thread pool needs a thread");
-  for (int i = 1; i < num_threads; ++i) impl_->threads.emplace_back([this] { impl_->worker(); });
+  for (int i = 1; i < num_threads; ++i)
+    impl_->threads.emplace_back([this] { impl_->worker(); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -73,16 +74,22 @@ ThreadPool::~ThreadPool() {
     impl_->closing = true;
   }
   impl_->wake.notify_all();
-  for (auto& t : impl_->threads) t.join();
+  for (auto& t : impl_->threads)
+    t.join();
 }
 
-int ThreadPool::num_threads() const noexcept { return static_cast<int>(impl_->threads.size()) + 1; }
+int ThreadPool::num_threads() const noexcept {
+  return static_cast<int>(impl_->threads.size()) + 1;
+}
 
-void ThreadPool::parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
+void ThreadPool::parallel_for(std::int64_t n,
+                              std::int64_t grain,
+                              const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (n <= 0) return;
   grain = std::max<std::int64_t>(1, grain);
   if (impl_->threads.empty() || n <= grain) {
-    for (std::int64_t begin = 0; begin < n; begin += grain) body(begin, std::min(n, begin + grain));
+    for (std::int64_t begin = 0; begin < n; begin += grain)
+      body(begin, std::min(n, begin + grain));
     return;
   }
   const std::lock_guard one(impl_->one_loop_at_a_time);  // two streams may share a pool

@@ -17,7 +17,9 @@ class ThreadPool {
 
   /// Calls body(begin, end) for blocks [0, grain), [grain, 2 grain) … of [0, n), on any thread, and returns when all are
   /// done. The blocks do not depend on the number of threads, so neither do sums formed per block.
-  void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+  void parallel_for(std::int64_t n,
+                    std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
   struct Impl;

@@ -13,10 +13,12 @@ template <class A, class T>
 A log_sum_exp(const T* x, std::int64_t n) {
   A largest = static_cast<A>(x[0]);
 #pragma omp simd reduction(max : largest)
-  for (std::int64_t v = 0; v < n; ++v) largest = static_cast<A>(x[v]) > largest ? static_cast<A>(x[v]) : largest;
+  for (std::int64_t v = 0; v < n; ++v)
+    largest = static_cast<A>(x[v]) > largest ? static_cast<A>(x[v]) : largest;
   A sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (std::int64_t v = 0; v < n; ++v) sum += cpu::exp(static_cast<A>(x[v]) - largest);
+  for (std::int64_t v = 0; v < n; ++v)
+    sum += cpu::exp(static_cast<A>(x[v]) - largest);
   return largest + std::log(sum);
 }
 
@@ -24,18 +26,24 @@ A log_sum_exp(const T* x, std::int64_t n) {
 template <class A>
 void add_rows(const TensorView& per_row, const TensorView& sum) {
   double total = 0;
-  for (std::int64_t r = 0; r < per_row.dim(0); ++r) total += static_cast<double>(per_row.as<A>()[r]);
+  for (std::int64_t r = 0; r < per_row.dim(0); ++r)
+    total += static_cast<double>(per_row.as<A>()[r]);
   sum.as<A>()[0] = static_cast<A>(static_cast<double>(sum.as<A>()[0]) + total);
 }
 
 // grad_scale / divisor, or 0 when no gradient is wanted.
 template <class A, class Op>
 A gradient_factor(const Op& op) {
-  return op.dlogits.empty() ? A(0) : static_cast<A>(op.grad_scale / static_cast<double>(op.divisor.template as<A>()[0]));
+  return op.dlogits.empty()
+             ? A(0)
+             : static_cast<A>(op.grad_scale / static_cast<double>(op.divisor.template as<A>()[0]));
 }
 
 template <class T, class D>
-void cross_entropy(ThreadPool& pool, const CrossEntropy& op, const TensorView& row_loss, const TensorView& row_z) {
+void cross_entropy(ThreadPool& pool,
+                   const CrossEntropy& op,
+                   const TensorView& row_loss,
+                   const TensorView& row_z) {
   using A = acc_t<T>;
   const std::int64_t n = op.logits.dim(1);
   const A factor = gradient_factor<A>(op);
@@ -47,7 +55,8 @@ void cross_entropy(ThreadPool& pool, const CrossEntropy& op, const TensorView& r
       const A w = target == kIgnoredTarget ? A(0) : op.weight.empty() ? A(1) : op.weight.as<A>()[r];
       A nll = 0, lse = 0;
       if (target != kIgnoredTarget) {
-        MOESAIC_CHECK(0 <= target && target < n, "target " + std::to_string(target) + " outside the vocabulary");
+        MOESAIC_CHECK(0 <= target && target < n,
+                      "target " + std::to_string(target) + " outside the vocabulary");
         lse = log_sum_exp<A>(x, n);
         nll = lse - static_cast<A>(x[target]);
       }
@@ -62,7 +71,8 @@ void cross_entropy(ThreadPool& pool, const CrossEntropy& op, const TensorView& r
       const A scale = factor * w, p_scale = scale * (A(1) + A(2) * static_cast<A>(op.z_coef) * lse);
       const A at_target = p_scale * cpu::exp(static_cast<A>(x[target]) - lse) - scale;
 #pragma omp simd
-      for (std::int64_t v = 0; v < n; ++v) d[v] = D(p_scale * cpu::exp(static_cast<A>(x[v]) - lse));
+      for (std::int64_t v = 0; v < n; ++v)
+        d[v] = D(p_scale * cpu::exp(static_cast<A>(x[v]) - lse));
       d[target] = D(at_target);
     }
   });
@@ -86,25 +96,31 @@ struct DivergenceRow {
   A forward_kl() const {
     A sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (std::int64_t v = 0; v < n; ++v) sum += cpu::exp(log_p(v)) * (log_p(v) - log_q(v));
+    for (std::int64_t v = 0; v < n; ++v)
+      sum += cpu::exp(log_p(v)) * (log_p(v) - log_q(v));
     if (d != nullptr) {
 #pragma omp simd
-      for (std::int64_t v = 0; v < n; ++v) d[v] = D(scale * (cpu::exp(log_q(v)) - cpu::exp(log_p(v))));
+      for (std::int64_t v = 0; v < n; ++v)
+        d[v] = D(scale * (cpu::exp(log_q(v)) - cpu::exp(log_p(v))));
     }
     return sum;
   }
   A reverse_kl() const {
     A sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (std::int64_t v = 0; v < n; ++v) sum += cpu::exp(log_q(v)) * (log_q(v) - log_p(v));
+    for (std::int64_t v = 0; v < n; ++v)
+      sum += cpu::exp(log_q(v)) * (log_q(v) - log_p(v));
     if (d != nullptr) {
 #pragma omp simd
-      for (std::int64_t v = 0; v < n; ++v) d[v] = D(scale * cpu::exp(log_q(v)) * (log_q(v) - log_p(v) - sum));
+      for (std::int64_t v = 0; v < n; ++v)
+        d[v] = D(scale * cpu::exp(log_q(v)) * (log_q(v) - log_p(v) - sum));
     }
     return sum;
   }
   // a = sum min(p, q), m_v = d min / d q_v:  d(-log a)/dx_v = -q_v (m_v - sum_u m_u q_u) / a.
-  static A share(A q, A p) { return q < p ? A(1) : (q > p ? A(0) : A(0.5)); }
+  static A share(A q, A p) {
+    return q < p ? A(1) : (q > p ? A(0) : A(0.5));
+  }
   A lk() const {
     A accepted = 0, kept = 0;
 #pragma omp simd reduction(+ : accepted, kept)
@@ -145,7 +161,8 @@ void divergence(ThreadPool& pool, const VocabDivergence& op, const TensorView& r
       }
       const T* x = op.logits.as<T>() + r * n;
       const T* y = op.teacher.as<T>() + r * n;
-      const DivergenceRow<T, D> row{x, y, n, log_sum_exp<A>(x, n), log_sum_exp<A>(y, n), factor * w, d};
+      const DivergenceRow<T, D> row{
+          x, y, n, log_sum_exp<A>(x, n), log_sum_exp<A>(y, n), factor * w, d};
       row_loss.as<A>()[r] = w * row.run(op.kind);
     }
   });
@@ -172,20 +189,27 @@ DType gradient_type(const ConstTensorView& dlogits, const ConstTensorView& logit
 void launch(CpuContext& context, const CrossEntropy& op) {
   const Arena::Mark mark(context.scratch);
   const std::int64_t rows = op.logits.dim(0);
-  const TensorView row_loss = context.scratch.take({rows}, op.loss_sum.dtype(), "cross_entropy.rows");
+  const TensorView row_loss =
+      context.scratch.take({rows}, op.loss_sum.dtype(), "cross_entropy.rows");
   const TensorView row_z = context.scratch.take({rows}, op.loss_sum.dtype(), "cross_entropy.rows");
   context.stream.enqueue([op, row_loss, row_z, &pool = context.pool] {
-    dispatch_logits(op.logits.dtype(), gradient_type(op.dlogits, op.logits),
-                    [&]<class T, class D>(TypeTag<T>, TypeTag<D>) { cross_entropy<T, D>(pool, op, row_loss, row_z); });
+    dispatch_logits(op.logits.dtype(),
+                    gradient_type(op.dlogits, op.logits),
+                    [&]<class T, class D>(TypeTag<T>, TypeTag<D>) {
+                      cross_entropy<T, D>(pool, op, row_loss, row_z);
+                    });
   });
 }
 
 void launch(CpuContext& context, const VocabDivergence& op) {
   const Arena::Mark mark(context.scratch);
-  const TensorView row_loss = context.scratch.take({op.logits.dim(0)}, op.loss_sum.dtype(), "vocab_divergence.rows");
+  const TensorView row_loss =
+      context.scratch.take({op.logits.dim(0)}, op.loss_sum.dtype(), "vocab_divergence.rows");
   context.stream.enqueue([op, row_loss, &pool = context.pool] {
-    dispatch_logits(op.logits.dtype(), gradient_type(op.dlogits, op.logits),
-                    [&]<class T, class D>(TypeTag<T>, TypeTag<D>) { divergence<T, D>(pool, op, row_loss); });
+    dispatch_logits(
+        op.logits.dtype(),
+        gradient_type(op.dlogits, op.logits),
+        [&]<class T, class D>(TypeTag<T>, TypeTag<D>) { divergence<T, D>(pool, op, row_loss); });
   });
 }
 

@@ -34,11 +34,17 @@ void launch(CpuContext& context, const Gemm& op);
 void launch(CudaContext& context, const Gemm& op);
 
 /// y = x W^T;  x [tokens, in], w [out, in], y [tokens, out].
-inline Gemm linear_forward(TensorView y, ConstTensorView x, ConstTensorView w, bool accumulate = false) {
+inline Gemm linear_forward(TensorView y,
+                           ConstTensorView x,
+                           ConstTensorView w,
+                           bool accumulate = false) {
   return {.c = y, .a = x, .b = w, .transpose_b = true, .accumulate = accumulate};
 }
 /// dx (+)= dy W.
-inline Gemm linear_backward_input(TensorView dx, ConstTensorView dy, ConstTensorView w, bool accumulate = false) {
+inline Gemm linear_backward_input(TensorView dx,
+                                  ConstTensorView dy,
+                                  ConstTensorView w,
+                                  bool accumulate = false) {
   return {.c = dx, .a = dy, .b = w, .accumulate = accumulate};
 }
 /// dW += dy^T x.

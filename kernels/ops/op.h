@@ -30,7 +30,8 @@ struct CpuContext {
   Stream& stream;
   Arena& scratch;
   ThreadPool& pool;
-  OpObserver* observer = nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
+  OpObserver* observer =
+      nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
 };
 struct CudaContext {
   Stream& stream;
@@ -49,7 +50,9 @@ inline Arena& scratch_of(Backend& backend) {
 
 /// True when the CUDA backend has a launch() for Op. Ops without one are listed before a CUDA run starts.
 template <class Op>
-concept HasCuda = requires(CudaContext& context, const Op& op) { launch(context, op); };
+concept HasCuda = requires(CudaContext& context, const Op& op) {
+  launch(context, op);
+};
 
 [[noreturn]] void throw_no_cuda_kernel(const char* op);
 

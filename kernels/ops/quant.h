@@ -6,8 +6,10 @@
 namespace moesaic {
 
 // --- codes (SPEC 10.1), exact for every double
-double e2m1_decode(std::uint8_t code) noexcept;  ///< low four bits: sign, two exponent bits, one mantissa bit
-std::uint8_t e2m1_encode(double x) noexcept;     ///< nearest, ties to the even code, saturates at 6; keeps the sign of 0
+double e2m1_decode(
+    std::uint8_t code) noexcept;  ///< low four bits: sign, two exponent bits, one mantissa bit
+std::uint8_t e2m1_encode(
+    double x) noexcept;  ///< nearest, ties to the even code, saturates at 6; keeps the sign of 0
 double e4m3_decode(std::uint8_t code) noexcept;  ///< bias 7; 0x7f and 0xff are NaN; largest 448
 std::uint8_t e4m3_encode(double x) noexcept;     ///< nearest even, saturates at 448; NaN -> 0x7f
 double e8m0_decode(std::uint8_t code) noexcept;  ///< 2^(code - 127); 255 is NaN

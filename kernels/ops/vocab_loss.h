@@ -42,7 +42,7 @@ struct CrossEntropy {
 enum class DivergenceKind : std::uint8_t {
   forward_kl,  ///< sum_v p_v (log p_v - log q_v)
   reverse_kl,  ///< sum_v q_v (log q_v - log p_v)
-  lk,          ///< -log sum_v min(p_v, q_v): minus the log of the acceptance rate of speculative decoding
+  lk,  ///< -log sum_v min(p_v, q_v): minus the log of the acceptance rate of speculative decoding
 };
 
 /// A divergence between q = softmax(logits) and the constant p = softmax(teacher) per row (SPEC 9):

@@ -12,12 +12,15 @@ int run(const std::string& arguments, std::string& output) {
   FILE* pipe = popen((MOESAIC_BINARY " " + arguments + " 2>&1").c_str(), "r");
   REQUIRE(pipe);
   std::array<char, 4096> buffer;
-  for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) output.append(buffer.data(), n);
+  for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    output.append(buffer.data(), n);
   const int status = pclose(pipe);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -37,8 +40,13 @@ TEST_CASE("cli: bench ops in every type") {
 TEST_CASE("cli: bench step shows every kind of op that ran") {
   std::string output;
   const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
-  CHECK(run("bench step --steps 1 --json " + config + " train.global_batch_size=1 train.micro_batch_size=1 data.sequence_length=64", output) == 0);
-  for (const std::string part : {"\"tokens_per_step\": 64", "\"kda_chunk_backward\"", "\"muon_update\"", "\"share_of_sgemm\""}) {
+  CHECK(run("bench step --steps 1 --json " + config +
+                " train.global_batch_size=1 train.micro_batch_size=1 data.sequence_length=64",
+            output) == 0);
+  for (const std::string part : {"\"tokens_per_step\": 64",
+                                 "\"kda_chunk_backward\"",
+                                 "\"muon_update\"",
+                                 "\"share_of_sgemm\""}) {
     CAPTURE(part);
     CHECK(contains(output, part));
   }

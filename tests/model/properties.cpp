@@ -21,7 +21,8 @@ using Ids = std::vector<std::int32_t>;
 Ids random_ids(std::int64_t n, std::int64_t vocabulary, std::uint64_t key = 21) {
   Ids ids;
   for (std::int64_t t = 0; t < n; ++t) {
-    ids.push_back(static_cast<std::int32_t>(uniform(key, static_cast<std::uint64_t>(t)) * static_cast<double>(vocabulary)));
+    ids.push_back(static_cast<std::int32_t>(uniform(key, static_cast<std::uint64_t>(t)) *
+                                            static_cast<double>(vocabulary)));
   }
   return ids;
 }
@@ -38,13 +39,16 @@ class Probe {
   }
 
   /// The normalised hidden states, one entry per token. With `backward`, gradients are in the store afterwards.
-  std::vector<std::vector<std::byte>> hidden(const Ids& ids, const Ids& borders, bool backward = false) {
+  std::vector<std::vector<std::byte>> hidden(const Ids& ids,
+                                             const Ids& borders,
+                                             bool backward = false) {
     const auto tokens = static_cast<std::int64_t>(ids.size());
     model.plan({tokens}, {});
     const Buffer slot(model.slot_bytes(), kCpu, "slot");
     const Buffer integers((3 * ids.size() + borders.size()) * 4, kCpu, "batch");
     const auto place = [&](const Ids& values, std::size_t at) {
-      const TensorView view = integers.view({static_cast<std::int64_t>(values.size())}, DType::i32, at * 4);
+      const TensorView view =
+          integers.view({static_cast<std::int64_t>(values.size())}, DType::i32, at * 4);
       std::memcpy(view.data(), values.data(), values.size() * 4);
       return view;
     };
@@ -66,16 +70,30 @@ class Probe {
     StepScalars values;
     values.loss_divisor = values.tokens = static_cast<double>(tokens);
     values.write(scalars);
-    BackendOwner owner({.device = kCpu, .mode = Stream::Mode::immediate, .num_threads = threads_, .scratch_bytes = std::size_t{16} << 20, .name = "test"});
+    BackendOwner owner({.device = kCpu,
+                        .mode = Stream::Mode::immediate,
+                        .num_threads = threads_,
+                        .scratch_bytes = std::size_t{16} << 20,
+                        .name = "test"});
     Arena transient(std::size_t{16} << 20, kCpu, "transient");
     WeightGradients at_once;
-    RunContext context{owner.backend(), params, transient, at_once, sequence, scalars, small.view({kNumLosses}, stats, kNumStepScalars * 8), backward};
-    Model::MicroBatch batch = model.make_micro_batch(slot.view({static_cast<std::int64_t>(slot.bytes())}, DType::u8));
+    RunContext context{owner.backend(),
+                       params,
+                       transient,
+                       at_once,
+                       sequence,
+                       scalars,
+                       small.view({kNumLosses}, stats, kNumStepScalars * 8),
+                       backward};
+    Model::MicroBatch batch =
+        model.make_micro_batch(slot.view({static_cast<std::int64_t>(slot.bytes())}, DType::u8));
     model.forward(context, batch);
     if (backward) model.backward(context, batch);
     const ConstTensorView n = model.final_hidden(batch);
     std::vector<std::vector<std::byte>> rows;
-    for (std::int64_t t = 0; t < tokens; ++t) rows.emplace_back(n.rows(t, t + 1).data(), n.rows(t, t + 1).data() + n.rows(t, t + 1).bytes());
+    for (std::int64_t t = 0; t < tokens; ++t)
+      rows.emplace_back(n.rows(t, t + 1).data(),
+                        n.rows(t, t + 1).data() + n.rows(t, t + 1).bytes());
     return rows;
   }
 
@@ -98,7 +116,9 @@ ModelOptions trunk(const std::function<void(ModelOptions&)>& change = [](ModelOp
 /// Every kind of layer by itself, and all of them.
 std::vector<std::pair<const char*, ModelOptions>> stacks() {
   return {{"all kinds", trunk()},
-          {"KDA", trunk([](auto& o) { o.layers = {{true, false}, {true, false}, {true, false}}; })},
+          {"KDA", trunk([](auto& o) {
+             o.layers = {{true, false}, {true, false}, {true, false}};
+           })},
           {"KDA with the softplus gate of low rank", trunk([](auto& o) {
              o.layers = {{true, false}, {true, true}};
              o.kda.gate_lower_bound.reset();
@@ -108,7 +128,9 @@ std::vector<std::pair<const char*, ModelOptions>> stacks() {
              o.layers = {{false, false}, {false, true}};
              o.mla.indexer.reset();
            })},
-          {"sparse MLA", trunk([](auto& o) { o.layers = {{false, false}, {false, true}}; })},
+          {"sparse MLA", trunk([](auto& o) {
+             o.layers = {{false, false}, {false, true}};
+           })},
           {"plain residuals, plain mixtures", trunk([](auto& o) {
              o.residual = ResidualKind::plain;
              o.moe.latent = 0;
@@ -127,7 +149,10 @@ double as_real(const std::vector<std::byte>& row, std::size_t i, DType type) {
   return value;
 }
 
-double relative_error(const std::vector<std::vector<std::byte>>& got, DType got_type, const std::vector<std::vector<std::byte>>& want, DType want_type) {
+double relative_error(const std::vector<std::vector<std::byte>>& got,
+                      DType got_type,
+                      const std::vector<std::vector<std::byte>>& want,
+                      DType want_type) {
   REQUIRE(got.size() == want.size());
   double difference = 0, norm = 0;
   for (std::size_t t = 0; t < got.size(); ++t) {
@@ -141,24 +166,30 @@ double relative_error(const std::vector<std::vector<std::byte>>& got, DType got_
 }
 
 /// Copies member `from` of every tensor of the experts of `source` to member `to` of those of `target`.
-void copy_expert(const ParameterStore& source, std::int64_t from, const ParameterStore& target, std::int64_t to) {
+void copy_expert(const ParameterStore& source,
+                 std::int64_t from,
+                 const ParameterStore& target,
+                 std::int64_t to) {
   for (std::size_t i = 0; i < source.params().size(); ++i) {
     if (source.params()[i].members == 0) continue;
     const ParamId id{static_cast<std::int32_t>(i)};
-    const TensorView a = source.weight(id, from), b = target.weight(target.find(source.params()[i].name), to);
+    const TensorView a = source.weight(id, from),
+                     b = target.weight(target.find(source.params()[i].name), to);
     REQUIRE(a.bytes() == b.bytes());
     std::memcpy(b.data(), a.data(), a.bytes());
   }
 }
 
 bool all_zero(ConstTensorView view) {
-  return std::all_of(view.data(), view.data() + view.bytes(), [](std::byte b) { return b == std::byte{0}; });
+  return std::all_of(
+      view.data(), view.data() + view.bytes(), [](std::byte b) { return b == std::byte{0}; });
 }
 
 }  // namespace
 
 TEST_CASE("packed documents have the bits of separate ones through whole models") {
-  const Ids borders{0, 5, 5, 6, 38, 75, 92};  // one empty, one of a single token, several longer than a chunk
+  const Ids borders{
+      0, 5, 5, 6, 38, 75, 92};  // one empty, one of a single token, several longer than a chunk
   for (const auto& [what, options] : stacks()) {
     for (const Precision& precision : {kF32, kBf16}) {
       for (const int threads : {1, 3}) {
@@ -170,9 +201,14 @@ TEST_CASE("packed documents have the bits of separate ones through whole models"
           const std::int32_t begin = borders[d - 1], end = borders[d];
           if (begin == end) continue;
           INFO("document " << d);
-          const auto alone = probe.hidden({ids.begin() + begin, ids.begin() + end}, {0, end - begin});
+          const auto alone =
+              probe.hidden({ids.begin() + begin, ids.begin() + end}, {0, end - begin});
           int wrong = 0;
-          for (std::int32_t t = begin; t < end; ++t) wrong += packed[static_cast<std::size_t>(t)] == alone[static_cast<std::size_t>(t - begin)] ? 0 : 1;
+          for (std::int32_t t = begin; t < end; ++t)
+            wrong +=
+                packed[static_cast<std::size_t>(t)] == alone[static_cast<std::size_t>(t - begin)]
+                    ? 0
+                    : 1;
           CHECK(wrong == 0);
         }
       }
@@ -184,14 +220,17 @@ TEST_CASE("later tokens change no bit of earlier hidden states") {
   constexpr std::int64_t kLength = 50;
   for (const auto& [what, options] : stacks()) {
     Probe probe(options);
-    const Ids ids = random_ids(kLength, options.vocabulary), other = random_ids(kLength, options.vocabulary, 22);
+    const Ids ids = random_ids(kLength, options.vocabulary),
+              other = random_ids(kLength, options.vocabulary, 22);
     const auto before = probe.hidden(ids, {0, kLength});
     for (const std::size_t p : {1U, 7U, 16U, 17U, 33U, 49U}) {
       INFO(what << ", tokens from " << p << " on are others");
       Ids changed = ids;
-      for (std::size_t t = p; t < kLength; ++t) changed[t] = other[t] == ids[t] ? (ids[t] + 1) % 61 : other[t];
+      for (std::size_t t = p; t < kLength; ++t)
+        changed[t] = other[t] == ids[t] ? (ids[t] + 1) % 61 : other[t];
       const auto after = probe.hidden(changed, {0, kLength});
-      CHECK(std::equal(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(p), after.begin()));
+      CHECK(std::equal(
+          before.begin(), before.begin() + static_cast<std::ptrdiff_t>(p), after.begin()));
       CHECK(before[p] != after[p]);
       CHECK(before.back() != after.back());
     }
@@ -206,7 +245,10 @@ TEST_CASE("the last token sees the first: nothing is cut off") {
     const auto before = probe.hidden(ids, {0, 20});
     ids[0] = (ids[0] + 1) % 61;
     const auto after = probe.hidden(ids, {0, 20});
-    CHECK(std::count_if(after.begin(), after.end(), [&, t = std::size_t{0}](const auto& row) mutable { return row != before[t++]; }) > 15);
+    CHECK(
+        std::count_if(after.begin(), after.end(), [&, t = std::size_t{0}](const auto& row) mutable {
+          return row != before[t++];
+        }) > 15);
   }
 }
 
@@ -218,20 +260,24 @@ TEST_CASE("experts in another order, with their router rows, give the same model
   std::iota(order.begin(), order.end(), 0);
   std::rotate(order.begin(), order.begin() + 3, order.end());
   std::swap(order[0], order[5]);
-  for (std::int64_t e = 0; e < experts; ++e) copy_expert(plain.params, order[static_cast<std::size_t>(e)], permuted.params, e);
+  for (std::int64_t e = 0; e < experts; ++e)
+    copy_expert(plain.params, order[static_cast<std::size_t>(e)], permuted.params, e);
   const auto mixtures = plain.model.moe_layers(), permuted_mixtures = permuted.model.moe_layers();
   for (std::size_t i = 0; i < mixtures.size(); ++i) {
     const auto* from = plain.params.buffer(mixtures[i].moe->bias()).as<double>();
-    for (std::int64_t e = 0; e < experts; ++e) plain.params.buffer(mixtures[i].moe->bias()).as<double>()[e] = 0.02 * static_cast<double>(e);
+    for (std::int64_t e = 0; e < experts; ++e)
+      plain.params.buffer(mixtures[i].moe->bias()).as<double>()[e] = 0.02 * static_cast<double>(e);
     auto* to = permuted.params.buffer(permuted_mixtures[i].moe->bias()).as<double>();
-    for (std::int64_t e = 0; e < experts; ++e) to[e] = from[order[static_cast<std::size_t>(e)]];
+    for (std::int64_t e = 0; e < experts; ++e)
+      to[e] = from[order[static_cast<std::size_t>(e)]];
   }
   int routers = 0;
   for (std::size_t i = 0; i < plain.params.params().size(); ++i) {
     if (plain.params.params()[i].part != Part::router) continue;
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < experts; ++e) {
-      std::memcpy(permuted.params.weight(id, 0).as<double>() + e * d, plain.params.weight(id, 0).as<double>() + order[static_cast<std::size_t>(e)] * d,
+      std::memcpy(permuted.params.weight(id, 0).as<double>() + e * d,
+                  plain.params.weight(id, 0).as<double>() + order[static_cast<std::size_t>(e)] * d,
                   static_cast<std::size_t>(d) * sizeof(double));
     }
     ++routers;
@@ -246,7 +292,8 @@ TEST_CASE("experts in another order, with their router rows, give the same model
     if (spec.members == 0) continue;
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < experts; ++e) {
-      const TensorView x = permuted.params.gradient(id, e), y = plain.params.gradient(id, order[static_cast<std::size_t>(e)]);
+      const TensorView x = permuted.params.gradient(id, e),
+                       y = plain.params.gradient(id, order[static_cast<std::size_t>(e)]);
       double difference = 0, norm = 0;
       for (std::int64_t k = 0; k < x.numel(); ++k) {
         const double w = y.as<double>()[k], delta = x.as<double>()[k] - w;
@@ -259,7 +306,9 @@ TEST_CASE("experts in another order, with their router rows, give the same model
   }
 }
 
-TEST_CASE("all tokens to one expert: the model is that of one expert, the others have exactly no gradient") {
+TEST_CASE(
+    "all tokens to one expert: the model is that of one expert, the others have exactly no "
+    "gradient") {
   const auto options = [](std::int64_t experts) {
     return trunk([&](ModelOptions& o) {
       o.moe.experts = experts;
@@ -271,19 +320,23 @@ TEST_CASE("all tokens to one expert: the model is that of one expert, the others
   };
   constexpr std::int64_t kChosen = 3, kExperts = 8;
   Probe many(options(kExperts), kF64), one(options(1), kF64);
-  for (const auto& named : many.model.moe_layers()) many.params.buffer(named.moe->bias()).as<double>()[kChosen] = 10;
+  for (const auto& named : many.model.moe_layers())
+    many.params.buffer(named.moe->bias()).as<double>()[kChosen] = 10;
   copy_expert(many.params, kChosen, one.params, 0);
   for (std::size_t i = 0; i < many.params.params().size(); ++i) {
     if (many.params.params()[i].part != Part::router) continue;
     const ParamId id{static_cast<std::int32_t>(i)};
-    std::copy_n(many.params.weight(id, 0).as<double>() + kChosen * 32, 32, one.params.weight(one.params.find(many.params.params()[i].name), 0).as<double>());
+    std::copy_n(many.params.weight(id, 0).as<double>() + kChosen * 32,
+                32,
+                one.params.weight(one.params.find(many.params.params()[i].name), 0).as<double>());
   }
   const Ids ids = random_ids(45, 61);
   const auto a = many.hidden(ids, {0, 20, 45}, true), b = one.hidden(ids, {0, 20, 45}, true);
   CHECK(relative_error(a, DType::f64, b, DType::f64) < 1e-12);
   for (const auto& named : many.model.moe_layers()) {
     const auto* counts = many.params.buffer(named.moe->counts()).as<std::int64_t>();
-    for (std::int64_t e = 0; e < kExperts; ++e) CHECK(counts[e] == (e == kChosen ? 45 : 0));
+    for (std::int64_t e = 0; e < kExperts; ++e)
+      CHECK(counts[e] == (e == kChosen ? 45 : 0));
   }
   for (std::size_t i = 0; i < many.params.params().size(); ++i) {
     if (many.params.params()[i].members == 0) continue;
@@ -298,12 +351,14 @@ TEST_CASE("all tokens to one expert: the model is that of one expert, the others
 TEST_CASE("an expert without tokens has exactly no gradient") {
   ModelOptions options = trunk();
   Probe probe(options);
-  for (const auto& named : probe.model.moe_layers()) probe.params.buffer(named.moe->bias()).as<float>()[2] = -10;
+  for (const auto& named : probe.model.moe_layers())
+    probe.params.buffer(named.moe->bias()).as<float>()[2] = -10;
   probe.hidden(random_ids(60, options.vocabulary), {0, 60}, true);
   for (const auto& named : probe.model.moe_layers()) {
     const auto* counts = probe.params.buffer(named.moe->counts()).as<std::int64_t>();
     CHECK(counts[2] == 0);
-    CHECK(std::accumulate(counts, counts + options.moe.experts, std::int64_t{0}) == 60 * options.moe.top_k);
+    CHECK(std::accumulate(counts, counts + options.moe.experts, std::int64_t{0}) ==
+          60 * options.moe.top_k);
   }
   for (std::size_t i = 0; i < probe.params.params().size(); ++i) {
     if (probe.params.params()[i].members == 0) continue;
@@ -324,7 +379,8 @@ TEST_CASE("bf16 hidden states stay close to those of f32") {
   const Ids ids = random_ids(64, options.vocabulary);
   const auto reference = exact.hidden(ids, {0, 30, 64});
   CHECK(relative_error(wide.hidden(ids, {0, 30, 64}), DType::f32, reference, DType::f64) < 1e-5);
-  const double error = relative_error(narrow.hidden(ids, {0, 30, 64}), DType::bf16, reference, DType::f64);
+  const double error =
+      relative_error(narrow.hidden(ids, {0, 30, 64}), DType::bf16, reference, DType::f64);
   CHECK(error < 0.03);
   CHECK(error > 1e-4);  // it is another arithmetic
 }

@@ -8,7 +8,9 @@ namespace moesaic::test {
 
 TEST_CASE("elementwise ops") {
   Rig rig;
-  const TensorView a = rig.values({1, 2, 3}, {3}, DType::bf16), b = rig.values({0.5, -2, 1e-3}, {3}, DType::bf16), y = rig.poisoned({3}, DType::bf16);
+  const TensorView a = rig.values({1, 2, 3}, {3}, DType::bf16),
+                   b = rig.values({0.5, -2, 1e-3}, {3}, DType::bf16),
+                   y = rig.poisoned({3}, DType::bf16);
   rig.run(Add{y, a, b});
   CHECK(read(y) == std::vector<double>{1.5, 0.0, 3.0});
   const TensorView sum = rig.values({1, 1, 1}, {3}, DType::f32);
@@ -18,7 +20,7 @@ TEST_CASE("elementwise ops") {
   rig.run(Cast{d, sum});
   CHECK(read(d) == read(sum));
   rig.run(Cast{y, rig.values({1 + 0x1p-8, 1 + 3 * 0x1p-8, -1e40}, {3}, DType::f64)});
-  CHECK(read(y)[0] == 1.0);             // ties to even, both ways
+  CHECK(read(y)[0] == 1.0);  // ties to even, both ways
   CHECK(read(y)[1] == 1 + 0x1p-6);
   CHECK(read(y)[2] == -INFINITY);
   const TensorView n = rig.poisoned({2}, DType::i32);
@@ -32,13 +34,15 @@ TEST_CASE("elementwise ops") {
 
 TEST_CASE("embedding: gather, and a scatter that adds repeated ids in token order") {
   Rig rig;
-  const TensorView table = rig.random({50, 6}, DType::f32, 1), ids = rig.ints({7, 0, 7, 49, 7}), y = rig.poisoned({5, 6}, DType::bf16);
+  const TensorView table = rig.random({50, 6}, DType::f32, 1), ids = rig.ints({7, 0, 7, 49, 7}),
+                   y = rig.poisoned({5, 6}, DType::bf16);
   rig.run(EmbeddingForward{y, ids, table});
   CHECK(read(y)[6 * 3] == static_cast<double>(static_cast<float>(bf16(table.as<float>()[6 * 49]))));
   const TensorView dy = rig.random({5, 6}, DType::f32, 2), d = rig.random({50, 6}, DType::f32, 3);
   const TensorView want = rig.values(read(d), {50, 6}, DType::f32);
   for (int t = 0; t < 5; ++t) {
-    for (int c = 0; c < 6; ++c) want.as<float>()[ids.as<std::int32_t>()[t] * 6 + c] += dy.as<float>()[t * 6 + c];
+    for (int c = 0; c < 6; ++c)
+      want.as<float>()[ids.as<std::int32_t>()[t] * 6 + c] += dy.as<float>()[t * 6 + c];
   }
   rig.run(EmbeddingBackward{d, ids, dy});
   CHECK(same_bits(d, want));
@@ -46,7 +50,8 @@ TEST_CASE("embedding: gather, and a scatter that adds repeated ids in token orde
   CHECK_THROWS_AS(rig.run(EmbeddingBackward{d, rig.ints({0, 0, -1, 0, 0}), dy}), InternalError);
   check_threads([](Rig& r) {
     std::vector<std::int32_t> many(1000);
-    for (std::size_t i = 0; i < many.size(); ++i) many[i] = static_cast<std::int32_t>(mix64(i) % 37);
+    for (std::size_t i = 0; i < many.size(); ++i)
+      many[i] = static_cast<std::int32_t>(mix64(i) % 37);
     const TensorView g = r.zeros({37, 20}, DType::f32);
     r.run(EmbeddingBackward{g, r.ints(many), r.random({1000, 20}, DType::bf16, 5)});
     return std::vector<TensorView>{g};
@@ -60,7 +65,12 @@ TEST_CASE("RoPE: angles, untouched columns, and the gradient is the opposite rot
   for (const bool interleaved : {true, false}) {
     const TensorView x = rig.random({kTokens, kHeads, kWidth}, DType::f64, 1);
     const auto before = read(x);
-    Rope op{.x = x, .positions = positions, .begin = kBegin, .rotary_width = kRotary, .theta = 100.0, .interleaved = interleaved};
+    Rope op{.x = x,
+            .positions = positions,
+            .begin = kBegin,
+            .rotary_width = kRotary,
+            .theta = 100.0,
+            .interleaved = interleaved};
     rig.run(op);
     const auto after = read(x);
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -70,10 +80,14 @@ TEST_CASE("RoPE: angles, untouched columns, and the gradient is the opposite rot
           if (c < kBegin || c >= kBegin + kRotary) CHECK(after[row + c] == before[row + c]);
         }
         for (std::size_t j = 0; j < kRotary / 2; ++j) {
-          const std::size_t a = row + kBegin + (interleaved ? 2 * j : j), b = interleaved ? a + 1 : a + kRotary / 2;
-          const double angle = positions.as<std::int32_t>()[t] * std::pow(100.0, -2.0 * static_cast<double>(j) / kRotary);
-          CHECK(after[a] == Approx(before[a] * std::cos(angle) - before[b] * std::sin(angle)).margin(1e-12));
-          CHECK(after[b] == Approx(before[a] * std::sin(angle) + before[b] * std::cos(angle)).margin(1e-12));
+          const std::size_t a = row + kBegin + (interleaved ? 2 * j : j),
+                            b = interleaved ? a + 1 : a + kRotary / 2;
+          const double angle = positions.as<std::int32_t>()[t] *
+                               std::pow(100.0, -2.0 * static_cast<double>(j) / kRotary);
+          CHECK(after[a] ==
+                Approx(before[a] * std::cos(angle) - before[b] * std::sin(angle)).margin(1e-12));
+          CHECK(after[b] ==
+                Approx(before[a] * std::sin(angle) + before[b] * std::cos(angle)).margin(1e-12));
         }
       }
     }
@@ -81,7 +95,8 @@ TEST_CASE("RoPE: angles, untouched columns, and the gradient is the opposite rot
     rig.run(op);
     CHECK(distance(read(x), before) < 1e-12);
     // <R x, c> has gradient R^-1 c.
-    const TensorView cot = rig.random(x.shape(), DType::f64, 2), dx = rig.values(read(cot), x.shape(), DType::f64);
+    const TensorView cot = rig.random(x.shape(), DType::f64, 2),
+                     dx = rig.values(read(cot), x.shape(), DType::f64);
     Rope back = op;
     back.x = dx;
     rig.run(back);

@@ -12,7 +12,8 @@ struct Sizes {
 // The product by its definition, in double.
 std::vector<double> plain(const Gemm& op) {
   const auto a = read(op.a), b = read(op.b);
-  std::vector<double> c = op.accumulate ? read(op.c) : std::vector<double>(static_cast<std::size_t>(op.m() * op.n()));
+  std::vector<double> c =
+      op.accumulate ? read(op.c) : std::vector<double>(static_cast<std::size_t>(op.m() * op.n()));
   for (std::int64_t i = 0; i < op.m(); ++i) {
     for (std::int64_t j = 0; j < op.n(); ++j) {
       double sum = 0;
@@ -26,7 +27,8 @@ std::vector<double> plain(const Gemm& op) {
   return c;
 }
 
-Gemm product(Rig& rig, Sizes s, DType type, DType result, bool ta, bool tb, std::uint64_t seed = 1) {
+Gemm product(
+    Rig& rig, Sizes s, DType type, DType result, bool ta, bool tb, std::uint64_t seed = 1) {
   Gemm op;
   op.a = rig.random(ta ? Shape{s.k, s.m} : Shape{s.m, s.k}, type, seed);
   op.b = rig.random(tb ? Shape{s.n, s.k} : Shape{s.k, s.n}, type, seed + 1);
@@ -40,9 +42,18 @@ Gemm product(Rig& rig, Sizes s, DType type, DType result, bool ta, bool tb, std:
 
 TEST_CASE("gemm equals its definition") {
   Rig rig;
-  const std::pair<DType, DType> types[] = {{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}};
+  const std::pair<DType, DType> types[] = {{DType::f64, DType::f64},
+                                           {DType::f32, DType::f32},
+                                           {DType::bf16, DType::f32},
+                                           {DType::bf16, DType::bf16}};
   for (const auto& [type, result] : types) {
-    for (const Sizes s : {Sizes{1, 1, 1}, {3, 5, 7}, {64, 33, 40}, {65, 64, 64}, {130, 1100, 17}, {70, 9, 1200}, {5, 4, 0}}) {
+    for (const Sizes s : {Sizes{1, 1, 1},
+                          {3, 5, 7},
+                          {64, 33, 40},
+                          {65, 64, 64},
+                          {130, 1100, 17},
+                          {70, 9, 1200},
+                          {5, 4, 0}}) {
       for (int bits = 0; bits < 8; ++bits) {
         Gemm op = product(rig, s, type, result, (bits & 1) != 0, (bits & 2) != 0);
         op.accumulate = (bits & 4) != 0;
@@ -61,7 +72,8 @@ TEST_CASE("gemm: the bits of a row depend neither on the number of rows nor on i
   Rig rig;
   constexpr std::int64_t kRows = 200;
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
-    for (const Sizes s : {Sizes{kRows, 64, 64}, {kRows, 192, 48}, {kRows, 17, 300}, {kRows, 1, 64}}) {
+    for (const Sizes s :
+         {Sizes{kRows, 64, 64}, {kRows, 192, 48}, {kRows, 17, 300}, {kRows, 1, 64}}) {
       for (const bool tb : {false, true}) {
         Gemm op = product(rig, s, type, type, false, tb);
         rig.run(op);

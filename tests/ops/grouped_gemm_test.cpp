@@ -26,7 +26,9 @@ Routed routed(Rig& rig, DType type) {
   return r;
 }
 
-TensorView slot_matrix(const TensorView& w, std::int32_t slot) { return w.rows(slot, slot + 1).reshaped({w.dim(1), w.dim(2)}); }
+TensorView slot_matrix(const TensorView& w, std::int32_t slot) {
+  return w.rows(slot, slot + 1).reshaped({w.dim(1), w.dim(2)});
+}
 
 }  // namespace
 
@@ -35,29 +37,39 @@ TEST_CASE("grouped linear equals one linear layer per expert, bit for bit in the
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
     const Routed r = routed(rig, type);
     const TensorView y = rig.poisoned({kBound, kN}, type), dx = rig.poisoned({kBound, kK}, type);
-    rig.run(GroupedLinearForward{.y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
-    rig.run(GroupedLinearBackwardInput{.dx = dx, .dy = r.dy, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
+    rig.run(GroupedLinearForward{
+        .y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
+    rig.run(GroupedLinearBackwardInput{
+        .dx = dx, .dy = r.dy, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
     for (std::size_t e = 0; e < r.slot.size(); ++e) {
       const std::int64_t begin = r.off[e], end = r.off[e + 1];
       if (begin == end) continue;
-      const TensorView want = rig.poisoned({end - begin, kN}, type), want_dx = rig.poisoned({end - begin, kK}, type);
+      const TensorView want = rig.poisoned({end - begin, kN}, type),
+                       want_dx = rig.poisoned({end - begin, kK}, type);
       rig.run(linear_forward(want, r.x.rows(begin, end), slot_matrix(r.w, r.slot[e])));
       rig.run(linear_backward_input(want_dx, r.dy.rows(begin, end), slot_matrix(r.w, r.slot[e])));
       CHECK(same_bits(y.rows(begin, end), want));
       CHECK(same_bits(dx.rows(begin, end), want_dx));
     }
-    const TensorView untouched_y = rig.poisoned({100, kN}, type), untouched_x = rig.poisoned({100, kK}, type);
+    const TensorView untouched_y = rig.poisoned({100, kN}, type),
+                     untouched_x = rig.poisoned({100, kK}, type);
     CHECK(same_bits(y.rows(200, 300), untouched_y));
     CHECK(same_bits(dx.rows(200, 300), untouched_x));
   }
 }
 
-TEST_CASE("grouped weight gradient accumulates; experts without rows and other slots keep their bits") {
+TEST_CASE(
+    "grouped weight gradient accumulates; experts without rows and other slots keep their bits") {
   Rig rig;
-  for (const auto& [type, grad] : {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+  for (const auto& [type, grad] : {std::pair{DType::f64, DType::f64},
+                                   {DType::f32, DType::f32},
+                                   {DType::bf16, DType::f32},
+                                   {DType::bf16, DType::bf16}}) {
     const Routed r = routed(rig, type);
-    const TensorView start = rig.random({kSlots, kN, kK}, grad, 7), dw = rig.values(read(start), {kSlots, kN, kK}, grad);
-    rig.run(GroupedLinearBackwardWeight{.dw = dw, .dy = r.dy, .x = r.x, .offsets = r.offsets, .slot_of_expert = r.slots});
+    const TensorView start = rig.random({kSlots, kN, kK}, grad, 7),
+                     dw = rig.values(read(start), {kSlots, kN, kK}, grad);
+    rig.run(GroupedLinearBackwardWeight{
+        .dw = dw, .dy = r.dy, .x = r.x, .offsets = r.offsets, .slot_of_expert = r.slots});
     CHECK(same_bits(slot_matrix(dw, 0), slot_matrix(start, 0)));
     CHECK(same_bits(slot_matrix(dw, 3), slot_matrix(start, 3)));
     const auto x = read(r.x), dy = read(r.dy);
@@ -65,7 +77,8 @@ TEST_CASE("grouped weight gradient accumulates; experts without rows and other s
       auto want = read(slot_matrix(start, r.slot[e]));
       for (std::int32_t t = r.off[e]; t < r.off[e + 1]; ++t) {
         for (std::int64_t i = 0; i < kN * kK; ++i) {
-          want[static_cast<std::size_t>(i)] += dy[static_cast<std::size_t>(t * kN + i / kK)] * x[static_cast<std::size_t>(t * kK + i % kK)];
+          want[static_cast<std::size_t>(i)] += dy[static_cast<std::size_t>(t * kN + i / kK)] *
+                                               x[static_cast<std::size_t>(t * kK + i % kK)];
         }
       }
       const double unit = grad == DType::bf16 ? 0x1p-8 : grad == DType::f64 ? 1e-15 : 1e-6;
@@ -77,11 +90,17 @@ TEST_CASE("grouped weight gradient accumulates; experts without rows and other s
 TEST_CASE("grouped linear: an expert's row keeps its bits whatever rows surround it") {
   Rig rig;
   const Routed r = routed(rig, DType::f32);
-  const TensorView y = rig.poisoned({kBound, kN}, DType::f32), alone = rig.poisoned({1, kN}, DType::f32);
-  rig.run(GroupedLinearForward{.y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
+  const TensorView y = rig.poisoned({kBound, kN}, DType::f32),
+                   alone = rig.poisoned({1, kN}, DType::f32);
+  rig.run(GroupedLinearForward{
+      .y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
   for (const std::int64_t t : {0, 29, 31, 100, 180}) {
     const std::int32_t slot = t < 30 ? 4 : 1;
-    rig.run(GroupedLinearForward{.y = alone, .x = r.x.rows(t, t + 1), .w = r.w, .offsets = rig.ints({0, 1}), .slot_of_expert = rig.ints({slot})});
+    rig.run(GroupedLinearForward{.y = alone,
+                                 .x = r.x.rows(t, t + 1),
+                                 .w = r.w,
+                                 .offsets = rig.ints({0, 1}),
+                                 .slot_of_expert = rig.ints({slot})});
     CHECK(same_bits(alone, y.rows(t, t + 1)));
   }
 }
@@ -90,17 +109,25 @@ TEST_CASE("grouped linear: same bits on any number of threads; bad routing fails
   for (const DType type : {DType::f32, DType::bf16}) {
     check_threads([&](Rig& rig) {
       const Routed r = routed(rig, type);
-      const TensorView y = rig.zeros({kBound, kN}, type), dx = rig.zeros({kBound, kK}, type), dw = rig.zeros({kSlots, kN, kK}, DType::f32);
-      rig.run(GroupedLinearForward{.y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
-      rig.run(GroupedLinearBackwardInput{.dx = dx, .dy = r.dy, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
-      rig.run(GroupedLinearBackwardWeight{.dw = dw, .dy = r.dy, .x = r.x, .offsets = r.offsets, .slot_of_expert = r.slots});
+      const TensorView y = rig.zeros({kBound, kN}, type), dx = rig.zeros({kBound, kK}, type),
+                       dw = rig.zeros({kSlots, kN, kK}, DType::f32);
+      rig.run(GroupedLinearForward{
+          .y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
+      rig.run(GroupedLinearBackwardInput{
+          .dx = dx, .dy = r.dy, .w = r.w, .offsets = r.offsets, .slot_of_expert = r.slots});
+      rig.run(GroupedLinearBackwardWeight{
+          .dw = dw, .dy = r.dy, .x = r.x, .offsets = r.offsets, .slot_of_expert = r.slots});
       return std::vector<TensorView>{y, dx, dw};
     });
   }
   Rig rig;
   const Routed r = routed(rig, DType::f32);
   const TensorView y = rig.zeros({kBound, kN}, DType::f32);
-  GroupedLinearForward op{.y = y, .x = r.x, .w = r.w, .offsets = r.offsets, .slot_of_expert = rig.ints({4, 0, 6, 1, 5})};
+  GroupedLinearForward op{.y = y,
+                          .x = r.x,
+                          .w = r.w,
+                          .offsets = r.offsets,
+                          .slot_of_expert = rig.ints({4, 0, 6, 1, 5})};
   CHECK_THROWS_AS(rig.run(op), InternalError);
   op.slot_of_expert = r.slots;
   op.offsets = rig.ints({0, 30, 30, 31, 181, 301});

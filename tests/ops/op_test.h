@@ -15,7 +15,10 @@ namespace moesaic::test {
 class Rig {
  public:
   explicit Rig(int threads = 1)
-      : owner_({.device = kCpu, .num_threads = threads, .scratch_bytes = std::size_t{32} << 20, .name = "test"}) {}
+      : owner_({.device = kCpu,
+                .num_threads = threads,
+                .scratch_bytes = std::size_t{32} << 20,
+                .name = "test"}) {}
 
   /// Runs one op to its end; scratch memory is full of NaN before it.
   template <class Op>
@@ -42,7 +45,8 @@ class Rig {
   }
   TensorView random(Shape shape, DType dtype, std::uint64_t seed, double scale = 1.0) {
     std::vector<double> v(static_cast<std::size_t>(shape.numel()));
-    for (std::size_t i = 0; i < v.size(); ++i) v[i] = scale * standard_normal(seed, i);
+    for (std::size_t i = 0; i < v.size(); ++i)
+      v[i] = scale * standard_normal(seed, i);
     return values(v, shape, dtype);
   }
   TensorView ints(const std::vector<std::int32_t>& v) {
@@ -54,7 +58,8 @@ class Rig {
  private:
   static void write(const TensorView& view, const std::vector<double>& v) {
     dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
-      for (std::size_t i = 0; i < v.size(); ++i) view.as<T>()[i] = T(v[i]);
+      for (std::size_t i = 0; i < v.size(); ++i)
+        view.as<T>()[i] = T(v[i]);
     });
   }
   BackendOwner owner_;
@@ -64,7 +69,8 @@ class Rig {
 inline std::vector<double> read(const ConstTensorView& view) {
   std::vector<double> v(static_cast<std::size_t>(view.numel()));
   dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
-    for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(static_cast<acc_t<T>>(view.as<T>()[i]));
+    for (std::size_t i = 0; i < v.size(); ++i)
+      v[i] = static_cast<double>(static_cast<acc_t<T>>(view.as<T>()[i]));
   });
   return v;
 }
@@ -76,12 +82,15 @@ inline bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
 inline double inner(const ConstTensorView& a, const ConstTensorView& b) {
   const auto x = read(a), y = read(b);
   double sum = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  for (std::size_t i = 0; i < x.size(); ++i)
+    sum += x[i] * y[i];
   return sum;
 }
 
 /// Central differences of `loss` in up to 30 elements of the f64 tensor x against `gradient`.
-inline void check_gradient(const TensorView& x, const ConstTensorView& gradient, const std::function<double()>& loss) {
+inline void check_gradient(const TensorView& x,
+                           const ConstTensorView& gradient,
+                           const std::function<double()>& loss) {
   const auto g = read(gradient);
   double* v = x.as<double>();
   const auto n = static_cast<std::size_t>(x.numel());
@@ -109,7 +118,8 @@ inline void check_threads(const std::function<std::vector<TensorView>(Rig&)>& co
   for (std::size_t i = 0; i < a.size(); ++i) {
     INFO("result " << i);
     CHECK(same_bits(a[i], b[i]));
-    for (const double v : read(a[i])) REQUIRE(std::isfinite(v));
+    for (const double v : read(a[i]))
+      REQUIRE(std::isfinite(v));
   }
 }
 

@@ -1,9 +1,9 @@
 #include "core/checkpoint/safetensors.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
+
+#include <unistd.h>
 
 #include "tests/ops/op_test.h"
 
@@ -12,7 +12,8 @@ namespace {
 
 // A file of its own for each test process; removed at the end.
 struct TempFile {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("moesaic_safetensors_" + std::to_string(::getpid()));
+  std::filesystem::path path = std::filesystem::temp_directory_path() /
+                               ("moesaic_safetensors_" + std::to_string(::getpid()));
   ~TempFile() { std::filesystem::remove(path); }
   void write(const std::string& bytes) const { std::ofstream(path, std::ios::binary) << bytes; }
   std::string read() const {
@@ -31,8 +32,11 @@ std::string file_bytes(const std::string& header, std::size_t data) {
 TEST_CASE("safetensors: what is written is read back") {
   Rig rig;
   const TempFile file;
-  const TensorView a = rig.random({3, 5}, DType::bf16, 1), b = rig.random({2}, DType::f64, 2), c = rig.ints({1, -2, 3}), e = rig.zeros({0, 4}, DType::f32), s = rig.values({2.5}, {}, DType::f32);
-  const std::vector<NamedTensor> tensors{{"a", a}, {"b", b}, {"c \"quoted\"\n", c}, {"empty", e}, {"scalar", s}};
+  const TensorView a = rig.random({3, 5}, DType::bf16, 1), b = rig.random({2}, DType::f64, 2),
+                   c = rig.ints({1, -2, 3}), e = rig.zeros({0, 4}, DType::f32),
+                   s = rig.values({2.5}, {}, DType::f32);
+  const std::vector<NamedTensor> tensors{
+      {"a", a}, {"b", b}, {"c \"quoted\"\n", c}, {"empty", e}, {"scalar", s}};
   write_safetensors(file.path, tensors, {{"format", "pt"}, {"note", "x"}});
   const SafetensorsFile in(file.path);
   CHECK(in.tensors().size() == 5);
@@ -42,7 +46,8 @@ TEST_CASE("safetensors: what is written is read back") {
     CHECK(in.view(t.name).dtype() == t.view.dtype());
     CHECK(same_bits(in.view(t.name), t.view));
   }
-  CHECK(in.tensors().at("b").offset == 0);  // the largest element type first, so that all data is aligned
+  CHECK(in.tensors().at("b").offset ==
+        0);  // the largest element type first, so that all data is aligned
   CHECK_THROWS_AS(in.view("none"), InputError);
   CHECK_THROWS_AS(write_safetensors("/nonexistent/x", tensors, {}), ResourceError);
 }
@@ -81,7 +86,7 @@ TEST_CASE("safetensors: hostile headers are refused with the file's name") {
   refused("[]", 0);
   refused("{" + good + "} x", 8);
   refused("{" + good, 8);
-  refused("{" + good + "," + good + "}", 8);                                                          // twice
+  refused("{" + good + "," + good + "}", 8);  // twice
   refused(R"({"__metadata__":{},"__metadata__":{}})", 0);
   refused(R"({"__metadata__":{"a":"1","a":"2"}})", 0);
   refused(R"({"__metadata__":{"a":1}})", 0);
@@ -91,15 +96,17 @@ TEST_CASE("safetensors: hostile headers are refused with the file's name") {
   refused(R"({"a":{"dtype":"Q7","shape":[2],"data_offsets":[0,8]}})", 8);
   refused(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8);
   refused(R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8);
-  refused(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8);                            // wrong size
+  refused(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8);  // wrong size
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8);
-  refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0);        // overflows to 0
+  refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
+          0);  // overflows to 0
   refused(R"({"a":{"dtype":"F32","shape":[18446744073709551615,0],"data_offsets":[0,0]}})", 0);
   refused(R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1],"data_offsets":[0,4]}})", 4);
-  refused("{" + good + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12);             // overlap
-  refused("{" + good + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", 16);            // hole
+  refused("{" + good + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+          12);  // overlap
+  refused("{" + good + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", 16);  // hole
   refused(R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", 8);
-  refused(R"({"a":)" + std::string(100000, '['), 0);                                                  // nesting
+  refused(R"({"a":)" + std::string(100000, '['), 0);  // nesting
   refused(R"({"a":)" + std::string(100000, '{'), 0);
   refused("{" + good + "}" + std::string(1, '\0'), 8);
   std::uint64_t huge = ~std::uint64_t{0};

@@ -39,7 +39,8 @@ void check_agrees(const JobResult& got, const JobResult& want) {
   const double error = largest_relative_error(got.states[0], want.states[0], worst);
   INFO("worst tensor: " << worst);
   CHECK(error < 1e-9);
-  for (const Snapshot& replica : got.states) CHECK(differences(replica, got.states[0]).empty());
+  for (const Snapshot& replica : got.states)
+    CHECK(differences(replica, got.states[0]).empty());
 }
 
 void check_layouts(const std::vector<std::string>& overrides) {
@@ -65,21 +66,32 @@ void check_layouts(const std::vector<std::string>& overrides) {
 }  // namespace
 
 TEST_CASE("data parallel: AdamW, quantile balancing, average of the weights") {
-  check_layouts({"optimizer.ema_decay=0.9", "model.balance.aux_loss=sequence", "model.balance.aux_loss_weight=0.01"});
-}
-
-TEST_CASE("data parallel: Muon with QK-clip, exact quantile, global auxiliary loss") {
-  check_layouts({"optimizer.name=muon", "optimizer.qk_clip_tau=0.05", "model.balance.bias_rule=quantile_exact", "model.balance.aux_loss=global",
+  check_layouts({"optimizer.ema_decay=0.9",
+                 "model.balance.aux_loss=sequence",
                  "model.balance.aux_loss_weight=0.01"});
 }
 
-TEST_CASE("data parallel: sign rule, untouched experts skipped, MTP after the final norm, rotation") {
-  check_layouts({"model.balance.bias_rule=sign", "optimizer.untouched=skip", "model.mtp.mtp_hidden=post_norm", "model.mla_use_nope=false",
+TEST_CASE("data parallel: Muon with QK-clip, exact quantile, global auxiliary loss") {
+  check_layouts({"optimizer.name=muon",
+                 "optimizer.qk_clip_tau=0.05",
+                 "model.balance.bias_rule=quantile_exact",
+                 "model.balance.aux_loss=global",
+                 "model.balance.aux_loss_weight=0.01"});
+}
+
+TEST_CASE(
+    "data parallel: sign rule, untouched experts skipped, MTP after the final norm, rotation") {
+  check_layouts({"model.balance.bias_rule=sign",
+                 "optimizer.untouched=skip",
+                 "model.mtp.mtp_hidden=post_norm",
+                 "model.mla_use_nope=false",
                  "model.num_experts=32"});
 }
 
 TEST_CASE("data parallel: losses and capacities of a micro-batch do not depend on the ranks") {
-  const auto config = hybrid_config({"model.balance.aux_loss=switch", "model.balance.aux_loss_weight=0.01", "model.capacity_factor=0.8"});
+  const auto config = hybrid_config({"model.balance.aux_loss=switch",
+                                     "model.balance.aux_loss_weight=0.01",
+                                     "model.capacity_factor=0.8"});
   const JobResult one = run_job(config, 1, kSteps);
   CHECK(one.stats[0].balance_loss > 0);
   CHECK(one.stats[0].loss != run_job(hybrid_config(), 1, 1).stats[0].loss);  // tokens were dropped
@@ -90,7 +102,8 @@ TEST_CASE("data parallel: losses and capacities of a micro-batch do not depend o
 }
 
 TEST_CASE("QK-clip acts in the layouts under test") {
-  const auto with = run_job(hybrid_config({"optimizer.qk_clip_tau=0.05"}), 1, 1), without = run_job(hybrid_config(), 1, 1);
+  const auto with = run_job(hybrid_config({"optimizer.qk_clip_tau=0.05"}), 1, 1),
+             without = run_job(hybrid_config(), 1, 1);
   const std::string changed = differences(with.states[0], without.states[0]);
   INFO(changed);
   CHECK(changed.find("q_b_proj.weight") != std::string::npos);
@@ -108,7 +121,8 @@ TEST_CASE("two runs, immediate streams and other threads give the same bits") {
       INFO(what);
       CHECK(differences(other.states[0], first.states[0]).empty());
       CHECK(differences(other.states[1], first.states[0]).empty());
-      for (std::size_t i = 0; i < first.stats.size(); ++i) CHECK(same_numbers(other.stats[i], first.stats[i]));
+      for (std::size_t i = 0; i < first.stats.size(); ++i)
+        CHECK(same_numbers(other.stats[i], first.stats[i]));
     };
     check_same(run_job(hybrid_config(f32), 2, 3), "again");
     check_same(run_job(hybrid_config(f32), 2, 3, Stream::Mode::immediate), "immediate streams");
@@ -124,7 +138,8 @@ TEST_CASE("bf16 replicas stay equal to the bit") {
 
 TEST_CASE("recomputation changes no bit of training") {
   const JobResult saved = run_job(hybrid_config({"run.precision=f32"}), 1, 3);
-  const JobResult replayed = run_job(hybrid_config({"run.precision=f32", "activations.recompute=full"}), 1, 3);
+  const JobResult replayed =
+      run_job(hybrid_config({"run.precision=f32", "activations.recompute=full"}), 1, 3);
   CHECK(differences(saved.states[0], replayed.states[0]).empty());
 }
 
@@ -132,7 +147,8 @@ TEST_CASE("evaluation: alike on every number of ranks, and without effect on tra
   double alone = 0;
   std::int64_t tokens = 0;
   {
-    Run run(hybrid_config({"train.eval_batches=2"})), undisturbed(hybrid_config({"train.eval_batches=2"}));
+    Run run(hybrid_config({"train.eval_batches=2"})),
+        undisturbed(hybrid_config({"train.eval_batches=2"}));
     run.steps(2);
     undisturbed.steps(2);
     const Snapshot before = run.snapshot();
@@ -166,7 +182,8 @@ TEST_CASE("batches that do not divide among the ranks are refused") {
     return "";
   };
   CHECK(message(3, {}).find("Nearest valid: 3, 6") != std::string::npos);
-  CHECK(message(2, {"train.global_batch_size=6", "train.micro_batch_size=2"}).find("Nearest valid: 4, 8") != std::string::npos);
+  CHECK(message(2, {"train.global_batch_size=6", "train.micro_batch_size=2"})
+            .find("Nearest valid: 4, 8") != std::string::npos);
   CHECK(message(2, {"parallel.dp=1"}).find("parallel.dp") != std::string::npos);
   CHECK(message(4, {}).empty());
 }

@@ -9,7 +9,10 @@ namespace moesaic::test {
 namespace {
 
 std::vector<std::string> everything(const char* balance) {
-  return {"optimizer.ema_decay=0.9", "optimizer.qk_clip_tau=0.05", "optimizer.warmup_steps=10", "model.balance.aux_loss=global",
+  return {"optimizer.ema_decay=0.9",
+          "optimizer.qk_clip_tau=0.05",
+          "optimizer.warmup_steps=10",
+          "model.balance.aux_loss=global",
           std::string("model.balance.bias_rule=") + balance};
 }
 
@@ -50,7 +53,8 @@ TEST_CASE("a step with a gradient that is not finite leaves all state alone and 
 
 TEST_CASE("the first update counts as the first one after a skipped step") {
   // Two runs whose first update is made from the same samples at the same weights and rate.
-  Run run(hybrid_config({"debug.inject_nan_step=1", "optimizer.warmup_steps=0", "optimizer.ema_decay=0.5"}));
+  Run run(hybrid_config(
+      {"debug.inject_nan_step=1", "optimizer.warmup_steps=0", "optimizer.ema_decay=0.5"}));
   CHECK(run.step().skipped);
   StateValues at_one;
   Run other(hybrid_config({"optimizer.warmup_steps=0", "optimizer.ema_decay=0.5"}));
@@ -81,14 +85,18 @@ TEST_CASE("one rank's bad gradient is every rank's skipped step") {
     const std::int64_t bad = run.trainer->consecutive_bad_steps();
     const bool third = run.step().skipped;
     states[static_cast<std::size_t>(world.rank())] = run.snapshot();
-    if (first || !second || !same || bad != 1 || third) throw InternalError("the guard decides differently on rank " + std::to_string(world.rank()));
+    if (first || !second || !same || bad != 1 || third)
+      throw InternalError("the guard decides differently on rank " + std::to_string(world.rank()));
   });
   CHECK(differences(states[0], states[1]).empty());
 }
 
 TEST_CASE("a skipped step leaves parameters of every age alone") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
-    Run run(hybrid_config({optimizer, "debug.inject_nan_step=3", "train.phases=[{until: 1, freeze: [lm_head.weight, \"*.q_proj.weight\"]}, {until: 20}]"}));
+    Run run(hybrid_config(
+        {optimizer,
+         "debug.inject_nan_step=3",
+         "train.phases=[{until: 1, freeze: [lm_head.weight, \"*.q_proj.weight\"]}, {until: 20}]"}));
     run.steps(2);
     const Snapshot before = run.snapshot();
     CHECK(run.step().skipped);
@@ -101,7 +109,8 @@ TEST_CASE("a loss that is not finite skips the step even where all gradients are
   Run run(hybrid_config({"train.phases=[{until: 20, sparse_stage: warmup}]"}));
   run.step();
   run.trainer->stream().synchronize();
-  run.params->weight(run.params->find("model.norm.weight"), 0).as<double>()[0] = std::numeric_limits<double>::infinity();
+  run.params->weight(run.params->find("model.norm.weight"), 0).as<double>()[0] =
+      std::numeric_limits<double>::infinity();
   const Snapshot before = run.snapshot();
   const StepStats stats = run.step();
   CHECK(std::isfinite(stats.grad_norm));
@@ -115,7 +124,8 @@ TEST_CASE("bad steps in a row are counted") {
   Run run(hybrid_config({"run.precision=f32"}));
   run.step();
   run.trainer->stream().synchronize();
-  run.params->weight(run.params->find("model.norm.weight"), 0).as<float>()[0] = std::numeric_limits<float>::infinity();
+  run.params->weight(run.params->find("model.norm.weight"), 0).as<float>()[0] =
+      std::numeric_limits<float>::infinity();
   const Snapshot before = run.snapshot();
   for (int i = 1; i <= 3; ++i) {
     CHECK(run.step().skipped);
@@ -125,7 +135,9 @@ TEST_CASE("bad steps in a row are counted") {
 }
 
 TEST_CASE("a gradient is made non-finite whatever is frozen") {
-  Run run(hybrid_config({"debug.inject_nan_step=1", "train.phases=[{until: 20, freeze: [model.embed_tokens.weight, \"model.layers.0.*\"]}]"}));
+  Run run(hybrid_config(
+      {"debug.inject_nan_step=1",
+       "train.phases=[{until: 20, freeze: [model.embed_tokens.weight, \"model.layers.0.*\"]}]"}));
   CHECK(run.step().skipped);
 }
 

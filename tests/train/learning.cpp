@@ -20,8 +20,15 @@ std::vector<double> values(const Snapshot& s, const std::string& name) {
 TEST_CASE("one batch is learnt by heart") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
     INFO(optimizer);
-    Run run(hybrid_config({optimizer, "run.precision=f32", "train.global_batch_size=2", "train.micro_batch_size=2", "train.steps=400", "optimizer.lr=1e-2",
-                           "optimizer.weight_decay=0", "optimizer.lr_schedule=cosine", "optimizer.warmup_steps=10"}));
+    Run run(hybrid_config({optimizer,
+                           "run.precision=f32",
+                           "train.global_batch_size=2",
+                           "train.micro_batch_size=2",
+                           "train.steps=400",
+                           "optimizer.lr=1e-2",
+                           "optimizer.weight_decay=0",
+                           "optimizer.lr_schedule=cosine",
+                           "optimizer.warmup_steps=10"}));
     double loss = 0, mtp = 0;
     int steps = 0;
     StateValues values = run.trainer->values();
@@ -45,7 +52,8 @@ TEST_CASE("one batch is learnt by heart") {
 TEST_CASE("the average of the weights follows its recursion and starts at the first weights") {
   Run run(hybrid_config({"optimizer.ema_decay=0.75"}));
   std::map<std::string, std::vector<double>> mean;
-  const std::vector<std::string> names{"model.norm.weight", "lm_head.weight", "model.layers.1.block_sparse_moe.experts.3.w2.weight"};
+  const std::vector<std::string> names{
+      "model.norm.weight", "lm_head.weight", "model.layers.1.block_sparse_moe.experts.3.w2.weight"};
   for (int step = 0; step < 4; ++step) {
     run.step();
     const Snapshot s = run.snapshot();
@@ -63,16 +71,23 @@ TEST_CASE("the average of the weights follows its recursion and starts at the fi
     }
   }
   std::size_t averages = 0, weights = 0;
-  for (const auto& [name, bytes] : run.snapshot()) averages += name.compare(0, 4, "ema/") == 0 ? 1 : 0;
-  for (const ParameterSpec& spec : run.params->params()) weights += static_cast<std::size_t>(std::max<std::int64_t>(1, spec.members));
+  for (const auto& [name, bytes] : run.snapshot())
+    averages += name.compare(0, 4, "ema/") == 0 ? 1 : 0;
+  for (const ParameterSpec& spec : run.params->params())
+    weights += static_cast<std::size_t>(std::max<std::int64_t>(1, spec.members));
   CHECK(averages == weights);
 }
 
-TEST_CASE("untouched: skip leaves experts without tokens alone, decay moves them by momentum and weight decay") {
+TEST_CASE(
+    "untouched: skip leaves experts without tokens alone, decay moves them by momentum and weight "
+    "decay") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
     for (const bool skips : {true, false}) {
       INFO(optimizer << (skips ? ", skip" : ", decay"));
-      Run run(hybrid_config({optimizer, skips ? "optimizer.untouched=skip" : "optimizer.untouched=decay", "model.num_experts=64", "train.global_batch_size=1",
+      Run run(hybrid_config({optimizer,
+                             skips ? "optimizer.untouched=skip" : "optimizer.untouched=decay",
+                             "model.num_experts=64",
+                             "train.global_batch_size=1",
                              "model.balance.bias_rule=none"}));
       const auto mixtures = run.model->moe_layers();
       int untouched = 0, touched = 0, returned = 0;
@@ -84,7 +99,8 @@ TEST_CASE("untouched: skip leaves experts without tokens alone, decay moves them
         const Snapshot after = run.snapshot();
         const auto* counts = run.params->buffer(mixtures[0].moe->counts()).as<std::int64_t>();
         for (std::size_t e = 0; e < 64; ++e) {
-          const std::string name = "model.layers.1.block_sparse_moe.experts." + std::to_string(e) + ".w";
+          const std::string name =
+              "model.layers.1.block_sparse_moe.experts." + std::to_string(e) + ".w";
           bool all_same = true, all_moved = true;
           for (const auto& [tensor, bytes] : before) {
             if (tensor.find(name) == std::string::npos) continue;

@@ -11,7 +11,9 @@
 namespace moesaic::test {
 namespace {
 
-std::string phases(const std::string& list) { return "train.phases=" + list; }
+std::string phases(const std::string& list) {
+  return "train.phases=" + list;
+}
 
 /// Names in the snapshots whose bytes differ, weights and buffers only.
 std::vector<std::string> changed_weights(const Snapshot& a, const Snapshot& b) {
@@ -33,7 +35,10 @@ std::vector<double> values(const Snapshot& s, const std::string& name) {
 
 TEST_CASE("the dense warm-up trains the indexer and nothing else, then everything trains") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
-    Run run(hybrid_config({optimizer, phases("[{until: 3, sparse_stage: warmup}, {until: 20}]"), "optimizer.qk_clip_tau=0.05", "model.balance.aux_loss=global"}));
+    Run run(hybrid_config({optimizer,
+                           phases("[{until: 3, sparse_stage: warmup}, {until: 20}]"),
+                           "optimizer.qk_clip_tau=0.05",
+                           "model.balance.aux_loss=global"}));
     const Snapshot start = run.snapshot();
     const auto warm = run.steps(3);
     CHECK(warm.back().indexer_kl < warm.front().indexer_kl);
@@ -58,7 +63,8 @@ TEST_CASE("the dense warm-up trains the indexer and nothing else, then everythin
 
 TEST_CASE("warm-up is dense: what is selected does not matter to the loss") {
   const auto loss = [](const char* stage, const char* top_k) {
-    Run run(hybrid_config({phases(std::string("[{until: 20, sparse_stage: ") + stage + "}]"), std::string("model.indexer.index_topk=") + top_k}));
+    Run run(hybrid_config({phases(std::string("[{until: 20, sparse_stage: ") + stage + "}]"),
+                           std::string("model.indexer.index_topk=") + top_k}));
     return run.step().loss;
   };
   CHECK(loss("warmup", "3") == loss("warmup", "64"));
@@ -67,7 +73,9 @@ TEST_CASE("warm-up is dense: what is selected does not matter to the loss") {
 }
 
 TEST_CASE("frozen parameters keep their bits, without gradient and optimizer state") {
-  Run run(hybrid_config({phases("[{until: 20, freeze: [model.embed_tokens.weight, \"model.layers.1.*\"]}]"), "optimizer.ema_decay=0.5"}));
+  Run run(hybrid_config(
+      {phases("[{until: 20, freeze: [model.embed_tokens.weight, \"model.layers.1.*\"]}]"),
+       "optimizer.ema_decay=0.5"}));
   const Snapshot start = run.snapshot();
   run.steps(2);
   const Snapshot after = run.snapshot();
@@ -86,14 +94,17 @@ TEST_CASE("frozen parameters keep their bits, without gradient and optimizer sta
   for (std::size_t i = 0; i < run.params->params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const std::string& name = run.params->params()[i].name;
-    const bool frozen = name == "model.embed_tokens.weight" || name.compare(0, 15, "model.layers.1.") == 0;
+    const bool frozen =
+        name == "model.embed_tokens.weight" || name.compare(0, 15, "model.layers.1.") == 0;
     INFO(name);
     CHECK(run.params->gradient(id, 0).empty() == frozen);
   }
 }
 
 TEST_CASE("freezing some parameters changes no bit of the others' gradients") {
-  Run all(hybrid_config()), some(hybrid_config({phases("[{until: 20, freeze: [\"*.self_attn.*\", \"*.gate.weight\"]}]")}));
+  Run all(hybrid_config()),
+      some(
+          hybrid_config({phases("[{until: 20, freeze: [\"*.self_attn.*\", \"*.gate.weight\"]}]")}));
   CHECK(all.step().loss == some.step().loss);
   int compared = 0;
   for (std::size_t i = 0; i < all.params->params().size(); ++i) {
@@ -109,23 +120,31 @@ TEST_CASE("freezing some parameters changes no bit of the others' gradients") {
 
 TEST_CASE("learning rates are scaled by the last pattern that matches; 0 keeps the bits") {
   const auto update = [](const std::string& scales) {
-    Run run(hybrid_config({phases("[{until: 20, lr_scale: " + scales + "}]"), "optimizer.warmup_steps=0", "optimizer.weight_decay=0"}));
+    Run run(hybrid_config({phases("[{until: 20, lr_scale: " + scales + "}]"),
+                           "optimizer.warmup_steps=0",
+                           "optimizer.weight_decay=0"}));
     const Snapshot start = run.snapshot();
     run.step();
     const Snapshot after = run.snapshot();
     std::map<std::string, double> moved;
-    for (const char* name : {"lm_head.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"}) {
+    for (const char* name : {"lm_head.weight",
+                             "model.layers.0.self_attn.q_proj.weight",
+                             "model.layers.0.mlp.up_proj.weight"}) {
       const auto a = values(start, name), b = values(after, name);
       double sum = 0;
-      for (std::size_t i = 0; i < a.size(); ++i) sum += std::abs(b[i] - a[i]);
+      for (std::size_t i = 0; i < a.size(); ++i)
+        sum += std::abs(b[i] - a[i]);
       moved[name] = sum;
     }
     return moved;
   };
-  auto plain = update("[]"), scaled = update("[{pattern: \"model.layers.0.*\", scale: 0.5}, {pattern: \"*.q_proj.weight\", scale: 0}]");
+  auto plain = update("[]"), scaled = update(
+                                 "[{pattern: \"model.layers.0.*\", scale: 0.5}, {pattern: "
+                                 "\"*.q_proj.weight\", scale: 0}]");
   REQUIRE(plain["lm_head.weight"] > 0);
   CHECK(scaled["lm_head.weight"] == plain["lm_head.weight"]);
-  CHECK(scaled["model.layers.0.mlp.up_proj.weight"] == Approx(0.5 * plain["model.layers.0.mlp.up_proj.weight"]).epsilon(1e-9));
+  CHECK(scaled["model.layers.0.mlp.up_proj.weight"] ==
+        Approx(0.5 * plain["model.layers.0.mlp.up_proj.weight"]).epsilon(1e-9));
   CHECK(scaled["model.layers.0.self_attn.q_proj.weight"] == 0);
 }
 
@@ -139,15 +158,18 @@ TEST_CASE("a parameter released later starts with the bias corrections of a firs
     run.step();
     const auto after = values(run.snapshot(), "lm_head.weight");
     double largest = 0;
-    for (std::size_t i = 0; i < before.size(); ++i) largest = std::max(largest, std::abs(after[i] - before[i]));
+    for (std::size_t i = 0; i < before.size(); ++i)
+      largest = std::max(largest, std::abs(after[i] - before[i]));
     return largest;
   };
   CHECK(first_move("[{until: 20}]", 0) == Approx(3e-3).epsilon(1e-3));
-  CHECK(first_move("[{until: 3, freeze: [lm_head.weight]}, {until: 20}]", 3) == Approx(3e-3).epsilon(1e-3));
+  CHECK(first_move("[{until: 3, freeze: [lm_head.weight]}, {until: 20}]", 3) ==
+        Approx(3e-3).epsilon(1e-3));
 }
 
 TEST_CASE("steps in which a parameter was frozen do not count for its bias corrections") {
-  Run run(hybrid_config({phases("[{until: 1}, {until: 4, freeze: [lm_head.weight]}, {until: 20}]")}));
+  Run run(
+      hybrid_config({phases("[{until: 1}, {until: 4, freeze: [lm_head.weight]}, {until: 20}]")}));
   run.steps(5);
   const StateValues v = run.trainer->values();
   CHECK(v.integers.at("optimizer.updates") == 5);
@@ -156,19 +178,25 @@ TEST_CASE("steps in which a parameter was frozen do not count for its bias corre
 }
 
 TEST_CASE("a router's bias stands still where its name is frozen") {
-  Run run(hybrid_config({phases("[{until: 20, freeze: [\"model.layers.1.block_sparse_moe.gate.*\"]}]")}));
+  Run run(hybrid_config(
+      {phases("[{until: 20, freeze: [\"model.layers.1.block_sparse_moe.gate.*\"]}]")}));
   const Snapshot start = run.snapshot();
   run.step();
   const auto changed = changed_weights(start, run.snapshot());
-  const auto has = [&](const std::string& name) { return std::find(changed.begin(), changed.end(), name) != changed.end(); };
+  const auto has = [&](const std::string& name) {
+    return std::find(changed.begin(), changed.end(), name) != changed.end();
+  };
   CHECK_FALSE(has("model.layers.1.block_sparse_moe.gate.e_score_correction_bias"));
   CHECK(has("model.layers.2.block_sparse_moe.gate.e_score_correction_bias"));
 }
 
 TEST_CASE("the sequence length changes between phases, on any number of ranks alike") {
-  const std::vector<std::string> overrides{phases("[{until: 2, sequence_length: 32}, {until: 4, sequence_length: 128, lr: 1e-3, lr_schedule: constant}, {until: 20}]"),
-                                           "model.balance.bias_rule=quantile_exact"};
-  const JobResult one = run_job(hybrid_config(overrides), 1, 6), two = run_job(hybrid_config(overrides), 2, 6);
+  const std::vector<std::string> overrides{
+      phases("[{until: 2, sequence_length: 32}, {until: 4, sequence_length: 128, lr: 1e-3, "
+             "lr_schedule: constant}, {until: 20}]"),
+      "model.balance.bias_rule=quantile_exact"};
+  const JobResult one = run_job(hybrid_config(overrides), 1, 6),
+                  two = run_job(hybrid_config(overrides), 2, 6);
   const std::int64_t tokens[] = {128, 128, 512, 512, 256, 256};
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(one.stats[i].tokens == tokens[i]);
@@ -180,14 +208,20 @@ TEST_CASE("the sequence length changes between phases, on any number of ranks al
 }
 
 TEST_CASE("a capacity factor keeps its meaning when the sequence length changes") {
-  const auto first_loss = [](const std::vector<std::string>& overrides) { return Run(hybrid_config(overrides)).step().loss; };
+  const auto first_loss = [](const std::vector<std::string>& overrides) {
+    return Run(hybrid_config(overrides)).step().loss;
+  };
   const std::string factor = "model.capacity_factor=0.5";
-  CHECK(first_loss({factor, "data.sequence_length=128"}) == first_loss({factor, phases("[{until: 20, sequence_length: 128}]")}));
-  CHECK(first_loss({factor, "data.sequence_length=128"}) != first_loss({"data.sequence_length=128"}));
+  CHECK(first_loss({factor, "data.sequence_length=128"}) ==
+        first_loss({factor, phases("[{until: 20, sequence_length: 128}]")}));
+  CHECK(first_loss({factor, "data.sequence_length=128"}) !=
+        first_loss({"data.sequence_length=128"}));
 }
 
 TEST_CASE("phases resolve what the run says") {
-  const auto list = make_phases(hybrid_config({phases("[{until: 5, sequence_length: 32, freeze: [\"*.mlp.*\"]}, {until: 20, lr: 1e-3, lr_schedule: cosine, warmup_steps: 2}]")}));
+  const auto list = make_phases(
+      hybrid_config({phases("[{until: 5, sequence_length: 32, freeze: [\"*.mlp.*\"]}, {until: 20, "
+                            "lr: 1e-3, lr_schedule: cosine, warmup_steps: 2}]")}));
   REQUIRE(list.size() == 2);
   CHECK(list[1].begin == 5);
   CHECK(list[1].sequence_length == 64);

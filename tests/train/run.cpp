@@ -1,13 +1,13 @@
 #include "tests/train/run.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+
+#include <unistd.h>
 
 #include "core/base/random.h"
 #include "core/config/load.h"
@@ -59,13 +59,16 @@ optimizer: {name: adamw, lr: 3e-3, lr_schedule: constant, warmup_steps: 3}
 
 /// Words with some structure, in documents of 1 to 150 bytes: several fit into one sequence.
 std::string generated_text() {
-  static const char* const words[] = {"one ", "two ", "three ", "red ", "green ", "blue ", "and ", "then "};
+  static const char* const words[] = {
+      "one ", "two ", "three ", "red ", "green ", "blue ", "and ", "then "};
   std::string text;
   std::uint64_t n = 0;
   for (int document = 0; document < 120; ++document) {
-    const auto length = static_cast<std::size_t>(1 + uniform(11, static_cast<std::uint64_t>(document)) * 150);
+    const auto length =
+        static_cast<std::size_t>(1 + uniform(11, static_cast<std::uint64_t>(document)) * 150);
     std::string body;
-    while (body.size() < length) body += words[static_cast<std::size_t>(uniform(12, n++) * 8)];
+    while (body.size() < length)
+      body += words[static_cast<std::size_t>(uniform(12, n++) * 8)];
     text += body.substr(0, length) + "\n\f\n";
   }
   return text;
@@ -73,7 +76,9 @@ std::string generated_text() {
 
 class TextFile {
  public:
-  TextFile() : folder_(std::filesystem::temp_directory_path() / ("moesaic_train_" + std::to_string(getpid()))) {
+  TextFile()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("moesaic_train_" + std::to_string(getpid()))) {
     std::filesystem::create_directories(folder_);
     std::ofstream(path()) << generated_text();
   }
@@ -111,27 +116,33 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
 
 Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode) : config(c) {
   params = std::make_unique<ParameterStore>(precision_of(config.run, false));
-  model = std::make_unique<Model>(*params, model_options(config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
+  model = std::make_unique<Model>(
+      *params,
+      model_options(
+          config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
   params->seal(kCpu, ever_trained(make_phases(config), *params));
   Stream stream(kCpu, "initialise", Stream::Mode::immediate);
   params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
-  const std::shared_ptr<const data::TokenSource> source = data::open_text(config.data.train.front(), config.model.vocab_size);
-  trainer = std::make_unique<Trainer>(Trainer::Parts{.config = &config,
-                                                     .world = world,
-                                                     .params = params.get(),
-                                                     .model = model.get(),
-                                                     .optimizer = optimizer.get(),
-                                                     .train = source,
-                                                     .valid = source,
-                                                     .device = kCpu,
-                                                     .recompute = recompute_policy(config.activations),
-                                                     .stream_mode = mode});
+  const std::shared_ptr<const data::TokenSource> source =
+      data::open_text(config.data.train.front(), config.model.vocab_size);
+  trainer =
+      std::make_unique<Trainer>(Trainer::Parts{.config = &config,
+                                               .world = world,
+                                               .params = params.get(),
+                                               .model = model.get(),
+                                               .optimizer = optimizer.get(),
+                                               .train = source,
+                                               .valid = source,
+                                               .device = kCpu,
+                                               .recompute = recompute_policy(config.activations),
+                                               .stream_mode = mode});
 }
 
 std::vector<StepStats> Run::steps(int n) {
   std::vector<StepStats> all;
-  for (int i = 0; i < n; ++i) all.push_back(step());
+  for (int i = 0; i < n; ++i)
+    all.push_back(step());
   return all;
 }
 
@@ -139,14 +150,16 @@ Snapshot Run::snapshot() {
   trainer->stream().synchronize();
   Snapshot all;
   for (const StateTensor& t : trainer->state()) {
-    MOESAIC_CHECK(all.count(t.name) == 0, t.name + " appears twice");  // ranks are threads: no assertions of the test here
+    MOESAIC_CHECK(all.count(t.name) == 0,
+                  t.name + " appears twice");  // ranks are threads: no assertions of the test here
     all[t.name] = {t.view.data(), t.view.data() + t.view.bytes()};
   }
   return all;
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
-  for (const StateTensor& t : trainer->state()) std::memcpy(t.view.data(), tensors.at(t.name).data(), t.view.bytes());
+  for (const StateTensor& t : trainer->state())
+    std::memcpy(t.view.data(), tensors.at(t.name).data(), t.view.bytes());
   trainer->load_values(values);
 }
 
@@ -164,7 +177,9 @@ JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mo
 
 std::string differences(const Snapshot& a, const Snapshot& b, const std::string& only_prefix) {
   std::string names;
-  const auto wanted = [&](const std::string& name) { return name.compare(0, only_prefix.size(), only_prefix) == 0; };
+  const auto wanted = [&](const std::string& name) {
+    return name.compare(0, only_prefix.size(), only_prefix) == 0;
+  };
   for (const auto& [name, bytes] : a) {
     const auto other = b.find(name);
     if (wanted(name) && (other == b.end() || other->second != bytes)) names += name + " ";
@@ -189,10 +204,12 @@ double largest_relative_error(const Snapshot& a, const Snapshot& b, std::string&
 
 bool same_numbers(const StepStats& a, const StepStats& b) {
   const auto reals = [](const StepStats& s) {
-    return std::array<double, 7>{s.loss, s.mtp_loss, s.indexer_kl, s.balance_loss, s.router_z, s.grad_norm, s.learning_rate};
+    return std::array<double, 7>{
+        s.loss, s.mtp_loss, s.indexer_kl, s.balance_loss, s.router_z, s.grad_norm, s.learning_rate};
   };
   const auto x = reals(a), y = reals(b);  // bits, because a skipped step's norm is not a number
-  return std::memcmp(x.data(), y.data(), sizeof(x)) == 0 && a.step == b.step && a.tokens == b.tokens && a.skipped == b.skipped;
+  return std::memcmp(x.data(), y.data(), sizeof(x)) == 0 && a.step == b.step &&
+         a.tokens == b.tokens && a.skipped == b.skipped;
 }
 
 }  // namespace moesaic::test

@@ -22,7 +22,9 @@ using Snapshot = std::map<std::string, std::vector<std::byte>>;
 
 class Run {
  public:
-  explicit Run(const config::Config& config, Communicator* world = nullptr, Stream::Mode mode = Stream::Mode::worker);
+  explicit Run(const config::Config& config,
+               Communicator* world = nullptr,
+               Stream::Mode mode = Stream::Mode::worker);
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
@@ -42,7 +44,10 @@ struct JobResult {
   std::vector<StepStats> stats;
   std::vector<Snapshot> states;
 };
-JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode = Stream::Mode::worker);
+JobResult run_job(const config::Config& config,
+                  int ranks,
+                  int steps,
+                  Stream::Mode mode = Stream::Mode::worker);
 
 /// Names whose bytes differ, or that only one of the two has; "" when none.
 std::string differences(const Snapshot& a, const Snapshot& b, const std::string& only_prefix = "");

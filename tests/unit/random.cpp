@@ -1,7 +1,8 @@
+#include "core/base/random.h"
+
 #include <cmath>
 #include <cstdint>
 
-#include "core/base/random.h"
 #include "tests/support/catch.h"
 
 namespace moesaic {
@@ -22,8 +23,10 @@ TEST_CASE("philox gives the published numbers", "[random]") {
 }
 
 TEST_CASE("portable logarithm and exponential agree with the library", "[random]") {
-  for (const double x : {1e-300, 1e-4, 0.3, 0.99999, 1.0, 1.5, 7.0, 1e10}) CHECK(portable_log(x) == Approx(std::log(x)).epsilon(1e-13).margin(1e-16));
-  for (const double x : {-300.0, -9.2, -1e-4, 0.0, 1e-9, 0.5, 3.0, 100.0}) CHECK(portable_exp(x) == Approx(std::exp(x)).epsilon(1e-13));
+  for (const double x : {1e-300, 1e-4, 0.3, 0.99999, 1.0, 1.5, 7.0, 1e10})
+    CHECK(portable_log(x) == Approx(std::log(x)).epsilon(1e-13).margin(1e-16));
+  for (const double x : {-300.0, -9.2, -1e-4, 0.0, 1e-9, 0.5, 3.0, 100.0})
+    CHECK(portable_exp(x) == Approx(std::exp(x)).epsilon(1e-13));
 }
 
 TEST_CASE("normal numbers have the moments of the normal distribution", "[random]") {
