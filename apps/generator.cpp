@@ -114,6 +114,12 @@ std::vector<double> Generator::next_logits(const std::vector<std::int32_t>& toke
 std::int32_t sample_token(const std::vector<double>& logits,
                           const SamplingOptions& options,
                           std::uint64_t position) {
+  for (const double logit : logits) {
+    if (!std::isfinite(logit))
+      throw NumericsError(
+          "the model's logits are not finite: this checkpoint holds broken weights; take an "
+          "earlier one with --step");
+  }
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto better = [&](std::int32_t a, std::int32_t b) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/config_changes.h"
 #include "apps/version.h"
 #include "core/base/crc32c.h"
 #include "core/checkpoint/checkpoint.h"
@@ -64,11 +65,6 @@ void TrainRun::prepare() {
 // After resuming was settled: a run that is refused leaves the folder as it was.
 void TrainRun::open_run_dir() {
   if (is_root()) {
-    std::error_code error;
-    std::filesystem::create_directories(config().run.dir, error);
-    if (error)
-      throw ResourceError(
-          fmt::format("run.dir: {} could not be made: {}", config().run.dir, error.message()));
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
   }
@@ -106,10 +102,52 @@ void TrainRun::continue_from_checkpoint() {
                     checkpoints().string(),
                     std::filesystem::path(found).filename().string()));
   }
+  report_changes(found);
   const auto tensors = trainer_->state();
   trainer_->load_values(load_checkpoint(found, tensors, true, trainer_->stream()));
   last_saved_ = trainer_->steps_done();
+  if (trainer_->steps_done() > config().train.steps) {
+    throw UsageError(fmt::format(
+        "{} is at step {}, beyond train.steps ({}); raise train.steps, or choose another run.dir",
+        found,
+        trainer_->steps_done(),
+        config().train.steps));
+  }
   say(fmt::format("continuing from {} (step {})", found, trainer_->steps_done()));
+}
+
+// Another model cannot continue these weights; every other change is shown, old and new.
+void TrainRun::report_changes(const std::string& checkpoint) const {
+  std::string refused;
+  for (const ConfigChange& c :
+       config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded_))) {
+    const std::string line = fmt::format("{}: {} -> {}", c.key, c.before, c.after);
+    if (c.key.rfind("model.", 0) == 0) {
+      refused += "\n  " + line;
+    } else {
+      say("changed    " + line);
+    }
+  }
+  if (!refused.empty()) {
+    throw UsageError(fmt::format(
+        "{} was trained as another model; set these keys back, or start anew in another run.dir:{}",
+        checkpoint,
+        refused));
+  }
+}
+
+// Two runs in one folder would destroy each other's files. The lock ends with the process, however it ends.
+void TrainRun::lock_run_dir() {
+  if (!is_root()) return;
+  const std::filesystem::path dir(config().run.dir);
+  if (std::filesystem::exists(dir) && !std::filesystem::is_directory(dir))
+    throw UsageError(fmt::format("run.dir: {} is not a folder", dir.string()));
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  if (error)
+    throw ResourceError(
+        fmt::format("run.dir: {} could not be made: {}", dir.string(), error.message()));
+  lock_ = std::make_unique<FileLock>(dir / ".lock");
 }
 
 void TrainRun::print_header() const {
@@ -253,6 +291,7 @@ void TrainRun::report_final() {
 
 int TrainRun::execute() {
   prepare();
+  lock_run_dir();
   continue_from_checkpoint();
   open_run_dir();
   print_header();
@@ -265,7 +304,7 @@ int TrainRun::execute() {
     if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
       throw NumericsError(
           fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last "
-                      "one step {}; the newest checkpoint is intact. "
+                      "one step {}; none of them was saved. "
                       "Lower optimizer.lr, or look at the data of steps {} to {}.",
                       train.max_bad_steps,
                       step,
@@ -274,7 +313,10 @@ int TrainRun::execute() {
     }
     if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps)
       report_eval(false);
-    if (checkpoint.every > 0 && step % checkpoint.every == 0) save();
+    // A state that only skips must not push good checkpoints out.
+    if (checkpoint.every > 0 && step % checkpoint.every == 0 &&
+        trainer_->consecutive_bad_steps() == 0)
+      save();
     if (step < train.steps && out_of_time()) {
       save();
       say(
@@ -285,8 +327,14 @@ int TrainRun::execute() {
       return static_cast<int>(ExitCode::requeue);
     }
   }
-  if (valid_) report_final();
+  if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
+    throw NumericsError(fmt::format(
+        "the last {} step(s) were not finite; nothing was saved after step {}. Lower optimizer.lr.",
+        bad,
+        train.steps - bad));
+  }
   if (checkpoint.save_at_end) save();
+  if (valid_) report_final();
   say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
                   trainer_->steps_done(),
                   train.steps,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/assembly.h"
+#include "apps/file_lock.h"
 #include "comm/communicator.h"
 #include "core/config/load.h"
 #include "core/train/metrics.h"
@@ -29,7 +30,9 @@ class TrainRun {
   bool is_root() const { return world_.rank() == 0; }
   void say(const std::string& line) const;
   void prepare();
+  void lock_run_dir();
   void continue_from_checkpoint();
+  void report_changes(const std::string& checkpoint) const;
   void print_header() const;
   void open_metrics();
   void report(const StepStats& stats);
@@ -46,6 +49,7 @@ class TrainRun {
   Assembly assembly_;
   std::shared_ptr<const data::TokenSource> train_, valid_;
   std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<FileLock> lock_;
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
   std::int64_t last_saved_ = -1;

@@ -26,6 +26,10 @@ struct GenerateArguments {
 
 std::filesystem::path find_checkpoint(const GenerateArguments& arguments) {
   const std::filesystem::path run(arguments.run);
+  if (!std::filesystem::is_directory(run))
+    throw InputError(fmt::format(
+        "{} is not a folder; give the run.dir of a training run, or one of its step-… folders",
+        arguments.run));
   if (std::filesystem::exists(run / "manifest.json")) return run;  // a checkpoint itself
   const auto root = run / "checkpoints";
   if (arguments.step == 0) {

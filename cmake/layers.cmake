@@ -44,5 +44,5 @@ endfunction()
 
 add_library(moesaic_flags INTERFACE)
 target_compile_options(moesaic_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers -Wpedantic -Wshadow -Wnon-virtual-dtor -O3 -march=${MOESAIC_MARCH}
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers -Wno-restrict -Wpedantic -Wshadow -Wnon-virtual-dtor -O3 -march=${MOESAIC_MARCH}
   -fno-math-errno -fno-trapping-math -fopenmp-simd>)

@@ -97,12 +97,15 @@ class Checker {
     return fmt::format("{}{}", fmt::join(head, ", "), layers.size() > kShown ? ", …" : "");
   }
 
+  bool has_mtp() const { return model_.mtp.num_nextn_predict_layers > 0; }
+
   void mla() {
-    if (full_attention_layers() == 0) return;
-    const std::string reason =
-        model_.linear_attn_config
-            ? "full_attn_layers is not empty"
-            : "all layers are full attention (there is no linear_attn_config)";
+    if (full_attention_layers() == 0 && !has_mtp()) return;
+    std::string reason = "all layers are full attention (there is no linear_attn_config)";
+    if (full_attention_layers() == 0)
+      reason = "the MTP module has full attention";
+    else if (model_.linear_attn_config)
+      reason = "full_attn_layers is not empty";
     const Keys also = {"model.linear_attn_config"};
     needs("model.num_attention_heads", model_.num_attention_heads, reason, also);
     needs("model.kv_lora_rank", model_.kv_lora_rank, reason, also);
@@ -368,7 +371,7 @@ class Checker {
               steps,
               steps - optimizer.warmup_steps));
     }
-    if (optimizer.qk_clip_tau && full_attention_layers() == 0)
+    if (optimizer.qk_clip_tau && full_attention_layers() == 0 && !has_mtp())
       add({"optimizer.qk_clip_tau", "model.linear_attn_config"},
           "there is no full-attention layer that it could act on; remove the key");
   }

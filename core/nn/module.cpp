@@ -77,6 +77,7 @@ std::vector<RowRange> head_blocks(std::int64_t heads, std::initializer_list<std:
   std::int64_t row = 0;
   for (std::int64_t h = 0; h < heads; ++h) {
     for (const std::int64_t part : parts) {
+      if (part == 0) continue;
       blocks.push_back({row, row + part});
       row += part;
     }

@@ -34,6 +34,7 @@ double host_value(ConstTensorView view, std::int64_t i) {
 
 Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
   check_layout();
+  check_data();
   allocate();
 }
 Trainer::~Trainer() {
@@ -72,6 +73,31 @@ void Trainer::check_layout() const {
 }
 
 // The arenas are sized once, for the phase that needs most; only the first step of a phase allocates (its batches).
+// Text that is too short for a later phase must not stop the run when that phase begins.
+void Trainer::check_data() const {
+  const auto& config = *parts_.config;
+  for (const Phase& phase : phases_) {
+    const data::PackedDataset windows(parts_.train,
+                                      static_cast<std::uint64_t>(config.run.seed),
+                                      phase.index,
+                                      phase.sequence_length);
+    if (!parts_.valid) continue;
+    const data::ValidationSet held_out(
+        parts_.valid, phase.sequence_length, config.train.micro_batch_size);
+    if (held_out.num_samples() < config.train.micro_batch_size) {
+      throw UsageError(
+          fmt::format("data.valid: {} holds {} sequence(s) of {} tokens, fewer than "
+                      "train.micro_batch_size ({}); give more text, or set "
+                      "train.micro_batch_size={}",
+                      parts_.valid->name(),
+                      held_out.num_samples(),
+                      phase.sequence_length,
+                      config.train.micro_batch_size,
+                      held_out.num_samples()));
+    }
+  }
+}
+
 void Trainer::allocate() {
   const auto& config = *parts_.config;
   const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
@@ -131,16 +157,6 @@ void Trainer::enter_phase(const Phase& phase) {
     const std::int64_t wanted = config.train.eval_batches * config.train.global_batch_size;
     validation_ =
         std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
-    if (validation_->num_samples() < config.train.micro_batch_size) {
-      throw UsageError(fmt::format(
-          "data.valid: {} holds {} sequence(s) of {} tokens, fewer than train.micro_batch_size "
-          "({}); give more text, or set train.micro_batch_size={}",
-          parts_.valid->name(),
-          validation_->num_samples(),
-          phase.sequence_length,
-          config.train.micro_batch_size,
-          validation_->num_samples()));
-    }
   }
   for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
@@ -414,14 +430,15 @@ std::vector<StateTensor> Trainer::state() const {
   return all;
 }
 
-// What decides which sample comes next. The last phase may be made longer.
+// What decided which samples were used up to this step. Later phases may still change, and the present one's end.
 std::string Trainer::data_order() const {
-  std::string text = fmt::format("run.seed={} train.global_batch_size={}",
+  std::string text = fmt::format("run.seed={} train.global_batch_size={} tokens of data.train={}",
                                  parts_.config->run.seed,
-                                 parts_.config->train.global_batch_size);
+                                 parts_.config->train.global_batch_size,
+                                 parts_.train->num_tokens());
   for (const Phase& p : phases_) {
-    text += fmt::format(" sequence_length={}", p.sequence_length);
-    if (&p != &phases_.back()) text += fmt::format(" until={}", p.until);
+    if (p.begin < step_)
+      text += fmt::format(" sequence_length={} after step {}", p.sequence_length, p.begin);
   }
   return text;
 }

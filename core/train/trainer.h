@@ -81,6 +81,7 @@ class Trainer {
   int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
   std::int64_t sum_over_ranks(std::int64_t local) const;
   void check_layout() const;
+  void check_data() const;
   std::string data_order() const;
   void allocate();
   void enter_phase(const Phase& phase);

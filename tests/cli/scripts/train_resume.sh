@@ -65,6 +65,12 @@ cp run/config.yaml config.before
 expect 2 "--resume=never" run --resume=never log.interval=3
 cmp config.before run/config.yaml || fail "a refused run changed config.yaml"
 expect 2 "order of the data" run train.global_batch_size=2
+expect 2 "trained as another model" run model.hidden_act=silu
+expect 2 "beyond train.steps" run train.steps=6
+expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
+expect 0 "continuing from" run train.steps=9 'train.phases=[{until: 8}, {until: 9, sequence_length: 32}]'
+rm -r run/checkpoints/step-00000009
+( flock 9; expect 2 "in use by another run" run ) 9> run/.lock
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
 expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
@@ -73,6 +79,12 @@ expect 0 "continuing from" run run.dir=timed
 for f in model.safetensors optimizer.safetensors; do
   cmp "whole/$f" "timed/checkpoints/step-00000008/$f" || fail "$f differs after time limits"
 done
+# A learning rate that breaks the weights: exit 5, and no checkpoint of the steps that only skipped.
+expect 5 "not finite" run run.dir=broken optimizer.lr=1e30 checkpoint.every=1 train.steps=4
+[ ! -e broken/checkpoints/step-00000004 ] || fail "a step that was skipped was saved"
+expect 3 "shorter" run run.dir=short 'train.phases=[{until: 4}, {until: 8, sequence_length: 100000}]' model.max_position_embeddings=200000
+expect 2 "model.kv_lora_rank" run 'model.linear_attn_config.kda_layers=[1,2]' 'model.linear_attn_config.full_attn_layers=[]' \
+  model.indexer=null model.mtp.num_nextn_predict_layers=1 model.kv_lora_rank=0
 # The dense warm-up needs other memory than sparse attention; the global loss starts at an even load.
 expect 0 "finished" run run.dir=warm model.indexer.index_topk=2 'train.phases=[{until: 3, sparse_stage: warmup}, {until: 8}]'
 expect 0 "finished" run run.dir=aux model.balance.aux_loss=global model.balance.aux_loss_weight=0.01 train.steps=2
@@ -88,5 +100,5 @@ b=$("$moesaic" generate run --prompt "the " --max-new-tokens 20 --seed 3)
 averaged=$("$moesaic" generate run --prompt "the " --max-new-tokens 20 --seed 3 --average | tr -d '\n')
 [ ${#averaged} -gt 4 ] || fail "generate --average added nothing to the prompt"
 expect 3 "no checkpoint of step 5" "$moesaic" generate run --step 5
-expect 3 "no complete checkpoint" "$moesaic" generate nothing
+expect 3 "is not a folder" "$moesaic" generate nothing
 echo "train and resume: all checks passed"
