@@ -437,7 +437,7 @@ std::string Trainer::data_order() const {
                                  parts_.config->train.global_batch_size,
                                  parts_.train->num_tokens());
   for (const Phase& p : phases_) {
-    if (p.begin < step_)
+    if (p.begin == 0 || p.begin < step_)
       text += fmt::format(" sequence_length={} after step {}", p.sequence_length, p.begin);
   }
   return text;

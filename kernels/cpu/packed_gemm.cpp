@@ -45,9 +45,9 @@ void kernel(std::int64_t depth, const Left<A>& left, const A* b, const Result<A>
     for (int j = 0; j < Vectors; ++j)
       right[j] = load_vector(b + k * kPackColumns<A> + j * kLanes);
     for (int i = 0; i < Rows; ++i) {
-      const A value = a[i * row + k * column];
+      const V value = broadcast<A>(a[i * row + k * column]);
       for (int j = 0; j < Vectors; ++j)
-        sum[i][j] += value * right[j];
+        sum[i][j] = fused_multiply_add<A>(value, right[j], sum[i][j]);
     }
   }
   if (result.columns == Vectors * kLanes) {

@@ -3,8 +3,14 @@
 // the result are a multiple of 4, columns a multiple of 8; the caller pads with zeros. Every
 // element is one sum over k in ascending order, so its bits depend on nothing but its own row and
 // column.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#if defined(__FMA__) && defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace moesaic::cpu {
 
@@ -23,6 +29,31 @@ inline typename VectorOf<A>::type load_vector(const A* p) noexcept {
 template <class A>
 inline void store_vector(A* p, typename VectorOf<A>::type v) noexcept {
   std::memcpy(p, &v, sizeof v);
+}
+
+/// a b + c, rounded once. Spelled out, because a compiler that contracts a * b + c in one instance of a kernel and not in
+/// another (GCC 13 does, by the number of sums in flight) would give a row other bits next to other rows.
+template <class A>
+inline typename VectorOf<A>::type fused_multiply_add(typename VectorOf<A>::type a,
+                                                     typename VectorOf<A>::type b,
+                                                     typename VectorOf<A>::type c) noexcept {
+#if defined(__FMA__) && defined(__AVX__)
+  if constexpr (std::is_same_v<A, double>) {
+    return _mm256_fmadd_pd(a, b, c);
+  } else {
+    return _mm256_fmadd_ps(a, b, c);
+  }
+#else
+  typename VectorOf<A>::type r;
+  for (std::int64_t i = 0; i < VectorOf<A>::kLanes; ++i)
+    r[i] = std::fma(a[i], b[i], c[i]);
+  return r;
+#endif
+}
+/// All lanes equal to x.
+template <class A>
+inline typename VectorOf<A>::type broadcast(A x) noexcept {
+  return x - typename VectorOf<A>::type{};
 }
 
 enum class Update { set, set_negative, add, subtract };
@@ -51,9 +82,9 @@ inline void tile_kernel(std::int64_t depth,
     for (int j = 0; j < Vectors; ++j)
       right[j] = load_vector(b + k * ldb + j * kLanes);
     for (int i = 0; i < Rows; ++i) {
-      const A left = a.data[i * a.row + k * a.column];
+      const V left = broadcast<A>(a.data[i * a.row + k * a.column]);
       for (int j = 0; j < Vectors; ++j)
-        sum[i][j] += left * right[j];
+        sum[i][j] = fused_multiply_add<A>(left, right[j], sum[i][j]);
     }
   }
   for (int i = 0; i < Rows; ++i) {
