@@ -29,7 +29,7 @@ export OPENBLAS_NUM_THREADS=1
 mpirun -np 2 --oversubscribe --bind-to none "$moesaic" train configs/quickstart.yaml "run.dir=$run" "$@"
 
 say "a sample"
-"$moesaic" generate "$run" --prompt "The program is " --max-new-tokens 200
+"$moesaic" generate "$run" --prompt "You can use " --max-new-tokens 200 --temperature 0.7
 
 say "what to try next"
 cat <<NEXT
