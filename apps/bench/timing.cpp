@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/base/random.h"
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/blas.h"
 
 namespace moesaic::bench {
 
@@ -39,7 +39,7 @@ double library_sgemm_rate() {
   std::vector<double> times;
   for (int call = 0; call <= kCalls; ++call) {
     const double start = processor_seconds_now();
-    cpu::gemm_tile<float>(false,
+    cpu::blas_gemm<float>(false,
                           false,
                           kSize,
                           kSize,

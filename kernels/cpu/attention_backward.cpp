@@ -121,12 +121,12 @@ struct Backward {
       if (mask.none()) continue;
       const A* q = w.q + t * dqk;
       const A* d_o = w.d_o + t * dv;
-      tile_gemm(false, false, kTile, kTile, dqk, A(1), q, dqk, w.key_t, kTile, A(0), w.p, kTile);
-      tile_gemm(false, false, kTile, kTile, dv, A(1), d_o, dv, w.value_t, kTile, A(0), w.ds, kTile);
+      blas_gemm(false, false, kTile, kTile, dqk, A(1), q, dqk, w.key_t, kTile, A(0), w.p, kTile);
+      blas_gemm(false, false, kTile, kTile, dv, A(1), d_o, dv, w.value_t, kTile, A(0), w.ds, kTile);
       softmax_backward(w, t, mask);
-      tile_gemm(true, false, kTile, dv, kTile, A(1), w.p, kTile, d_o, dv, A(1), w.dv, dv);
-      tile_gemm(true, false, kTile, dqk, kTile, A(1), w.ds, kTile, q, dqk, A(1), w.dk, dqk);
-      tile_gemm(false,
+      blas_gemm(true, false, kTile, dv, kTile, A(1), w.p, kTile, d_o, dv, A(1), w.dv, dv);
+      blas_gemm(true, false, kTile, dqk, kTile, A(1), w.ds, kTile, q, dqk, A(1), w.dk, dqk);
+      blas_gemm(false,
                 false,
                 kTile,
                 dqk,

@@ -135,7 +135,7 @@ struct Forward {
       for (std::int64_t s = 0; s < position + count; s += kTile) {
         const TileMask mask = bits.mask(row, count, position, s / kTile);
         if (mask.none()) continue;
-        tile_gemm(false,
+        blas_gemm(false,
                   false,
                   kTile,
                   kTile,
@@ -150,7 +150,7 @@ struct Forward {
                   kTile);
         fold(b, mask);
         // Rows beyond count hold logits of zero queries: harmless, their sums are never read.
-        tile_gemm(false,
+        blas_gemm(false,
                   false,
                   kTile,
                   dv,

@@ -37,7 +37,7 @@ void score_tile(A* sums,
   for (std::int64_t i = 0; i < kTile; ++i)
     std::fill_n(sums + i * ld, kTile, A(0));
   for (std::int64_t j = 0; j < heads; ++j, dots += keep ? kTile * kTile : 0) {
-    tile_gemm(false,
+    blas_gemm(false,
               false,
               kTile,
               kTile,

@@ -113,7 +113,7 @@ struct DenseLoss {
     for (std::int64_t i = 0; i < kTile; ++i)
       std::fill_n(sum + i * width, kTile, A(0));
     for (std::int64_t h = 0; h < heads(); ++h) {
-      tile_gemm(false,
+      blas_gemm(false,
                 false,
                 kTile,
                 kTile,
@@ -172,7 +172,7 @@ struct DenseLoss {
         }
         dw[(tile * kTile + i) * indexer.heads() + j] = sum;
       }
-      tile_gemm(false,
+      blas_gemm(false,
                 false,
                 kTile,
                 dim,
@@ -185,7 +185,7 @@ struct DenseLoss {
                 A(0),
                 dqi + tile * kTile * all + j * dim,
                 all);
-      tile_gemm(true,
+      blas_gemm(true,
                 false,
                 kTile,
                 dim,

@@ -74,7 +74,7 @@ struct RowsLoss {
       for (std::int64_t i = 0; i < n; ++i)
         load_rows(keys + i * dim, dim, indexer.key().from(range.begin[i]), 1, 1);
       std::fill(keys + n * dim, keys + whole * dim, A(0));
-      tile_gemm(false, true, heads, whole, dim, A(1), qi, dim, keys, dim, A(0), dots, whole);
+      blas_gemm(false, true, heads, whole, dim, A(1), qi, dim, keys, dim, A(0), dots, whole);
       score_row(index, w, dots, whole, heads, n);
       kl[t] = kl_row(target, index, n, factor);
     }
@@ -84,7 +84,7 @@ struct RowsLoss {
     std::fill_n(dqi, indexer.width(), A(0));
     if (n > 0) {
       save(t, index, dots, n, whole);
-      tile_gemm(false, false, heads, dim, whole, A(1), dots, whole, keys, dim, A(0), dqi, dim);
+      blas_gemm(false, false, heads, dim, whole, A(1), dots, whole, keys, dim, A(0), dqi, dim);
     }
     store_rows(
         op.dqi, t * indexer.width(), indexer.width(), 1, indexer.width(), dqi, indexer.width());

@@ -46,7 +46,7 @@ struct Select {
         continue;
       }
       for (std::int64_t i = 0; i < b.count; ++i) {
-        tile_gemm(false,
+        blas_gemm(false,
                   false,
                   in.heads(),
                   kTile,

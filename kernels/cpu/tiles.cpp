@@ -1,68 +1,6 @@
 #include "kernels/cpu/tiles.h"
 
-#include <cblas.h>
-
 namespace moesaic::cpu {
-
-template <>
-void tile_gemm<float>(bool transpose_a,
-                      bool transpose_b,
-                      std::int64_t m,
-                      std::int64_t n,
-                      std::int64_t k,
-                      float alpha,
-                      const float* a,
-                      std::int64_t lda,
-                      const float* b,
-                      std::int64_t ldb,
-                      float beta,
-                      float* c,
-                      std::int64_t ldc) {
-  cblas_sgemm(CblasRowMajor,
-              transpose_a ? CblasTrans : CblasNoTrans,
-              transpose_b ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m),
-              static_cast<int>(n),
-              static_cast<int>(k),
-              alpha,
-              a,
-              static_cast<int>(lda),
-              b,
-              static_cast<int>(ldb),
-              beta,
-              c,
-              static_cast<int>(ldc));
-}
-
-template <>
-void tile_gemm<double>(bool transpose_a,
-                       bool transpose_b,
-                       std::int64_t m,
-                       std::int64_t n,
-                       std::int64_t k,
-                       double alpha,
-                       const double* a,
-                       std::int64_t lda,
-                       const double* b,
-                       std::int64_t ldb,
-                       double beta,
-                       double* c,
-                       std::int64_t ldc) {
-  cblas_dgemm(CblasRowMajor,
-              transpose_a ? CblasTrans : CblasNoTrans,
-              transpose_b ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m),
-              static_cast<int>(n),
-              static_cast<int>(k),
-              alpha,
-              a,
-              static_cast<int>(lda),
-              b,
-              static_cast<int>(ldb),
-              beta,
-              c,
-              static_cast<int>(ldc));
-}
 
 template <class A>
 void load_rows(

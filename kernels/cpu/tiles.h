@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/base/tensor.h"
+#include "kernels/cpu/blas.h"
 #include "kernels/cpu/math.h"
 
 namespace moesaic::cpu {
@@ -20,22 +21,6 @@ constexpr std::int64_t kTile =
 inline std::int64_t tiles_of(std::int64_t n) noexcept {
   return (n + kTile - 1) / kTile;
 }
-
-/// c = alpha op(a) op(b) + beta c on row-major tiles (single-threaded BLAS).
-template <class A>
-void tile_gemm(bool transpose_a,
-               bool transpose_b,
-               std::int64_t m,
-               std::int64_t n,
-               std::int64_t k,
-               A alpha,
-               const A* a,
-               std::int64_t lda,
-               const A* b,
-               std::int64_t ldb,
-               A beta,
-               A* c,
-               std::int64_t ldc);
 
 /// A window on a tensor: rows of `cols` elements, `stride` elements apart, the first one at
 /// `offset`.
