@@ -23,8 +23,8 @@ void check_inputs(const Op& op, std::int64_t dv) {
     check_shape(op.kr, {op.kvb.dim(0), dr}, "kr");
     check_dtype(op.kr, op.q.dtype(), "kr");
   }
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2,
-                "cu_seqlens must be [N+1], N >= 1");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
+                "cu_seqlens must be [N+1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
   if (!op.selected.empty()) {
     check_shape(op.selected, {op.q.dim(0), op.selected.dim(1)}, "selected");

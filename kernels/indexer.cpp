@@ -18,8 +18,8 @@ void check_indexer(const Op& op) {
   check_shape(op.w, {op.qi.dim(0), op.qi.dim(1)}, "w");
   MOESAIC_CHECK(op.w.dtype() == op.qi.dtype() || op.w.dtype() == stats_type(op.qi.dtype()),
                 "w must have the compute or the statistics type");
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 2,
-                "cu_seqlens must be [N+1], N >= 1");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
+                "cu_seqlens must be [N+1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
 }
 

@@ -348,6 +348,16 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a micro-batch without tokens passes forward and backward") {
+  for (const Ids& borders : {Ids{0}, Ids{0, 0}}) {
+    Probe probe(trunk());
+    CHECK(probe.hidden({}, borders, true).empty());
+    const TensorView grads = probe.params.all_grads();
+    const auto* g = grads.as<float>();
+    CHECK(std::all_of(g, g + grads.numel(), [](float x) { return x == 0.0F; }));
+  }
+}
+
 TEST_CASE("an expert without tokens has exactly no gradient") {
   ModelOptions options = trunk();
   Probe probe(options);
