@@ -101,7 +101,7 @@ TEST_CASE("cli: plan lists every problem") {
   CHECK(contains(keys.output, "train.steps"));
   CHECK(contains(keys.output, "2 problems"));
   const Result phases =
-      moesaic("plan " + config + " 'train.phases=[{until: 600, freeze: [nothing_like_this]}]'",
+      moesaic("plan " + config + " 'train.phases=[{until: 500, freeze: [nothing_like_this]}]'",
               "2>&1 >/dev/null");
   CHECK(phases.code == 2);
   CHECK(contains(phases.output, "the pattern 'nothing_like_this' matches no parameter"));

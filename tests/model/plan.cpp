@@ -137,7 +137,7 @@ TEST_CASE("plan: bytes per parameter by precision and optimizer") {
 TEST_CASE("plan: frozen parameters have no gradient and no optimizer state") {
   const ModelPlan plan =
       make_plan(shipped("quickstart",
-                        {"train.phases=[{until: 200, sparse_stage: warmup}, {until: 600, "
+                        {"train.phases=[{until: 200, sparse_stage: warmup}, {until: 500, "
                          "sequence_length: 512, freeze: [\"*embed_tokens*\"]}]"}));
   REQUIRE(plan.phases.size() == 2);
   const std::int64_t indexer = part_count(plan, Part::indexer).all,
@@ -164,7 +164,7 @@ TEST_CASE("plan: frozen parameters have no gradient and no optimizer state") {
 TEST_CASE("plan: phases that cannot work are findings") {
   const auto finding = [](const std::string& phase) {
     const ModelPlan plan =
-        make_plan(shipped("quickstart", {"train.phases=[{until: 600, " + phase + "}]"}));
+        make_plan(shipped("quickstart", {"train.phases=[{until: 500, " + phase + "}]"}));
     return plan.findings.empty()
                ? std::string()
                : plan.findings.front().keys.front() + ": " + plan.findings.front().message;
