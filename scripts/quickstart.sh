@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained small model: installs packages, builds, prepares English text,
-# trains configs/quickstart.yaml on two ranks (about five minutes on two cores), writes a sample.
+# trains configs/quickstart.yaml on two ranks (about three minutes on two cores), writes a sample.
 #   scripts/quickstart.sh [OVERRIDE…]        e.g. train.steps=50
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -37,5 +37,6 @@ cat <<NEXT
   $moesaic explain model.num_experts
   $moesaic plan configs/kimi_k3.yaml
   your own text (plain text; a line with a form feed separates documents):
-  mpirun -np 2 $moesaic train configs/quickstart.yaml run.dir=runs/mine data.train=my_train.txt data.valid=my_valid.txt
+  export OPENBLAS_NUM_THREADS=1       # as root also: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  mpirun -np 2 --bind-to none $moesaic train configs/quickstart.yaml run.dir=runs/mine data.train=my_train.txt data.valid=my_valid.txt
 NEXT
