@@ -23,6 +23,17 @@ inline bool is_dry(const CudaContext& context) {
   return context.stream.mode() == Stream::Mode::dry;
 }
 
+/// Whether `op` may take a kernel for particular sizes. The choice may depend on sizes, dtypes and alignment only, never on
+/// the machine or on data: it decides the bits of the result.
+inline bool may_specialise(const CudaContext& context) {
+  return context.path == KernelPath::automatic;
+}
+/// For ops with more than one kernel: call it where the choice is made, in dry runs too.
+template <class Op>
+void report_path(const CudaContext& context, const Op&, const char* path) {
+  if (context.paths != nullptr) context.paths->ran(Op::kName, path);
+}
+
 /// Throws if the launch just made was refused (grid, shared memory, architecture); `kernel` names
 /// it.
 inline void check_launch(const char* kernel) {

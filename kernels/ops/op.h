@@ -33,11 +33,24 @@ struct CpuContext {
   OpObserver* observer =
       nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
 };
+/// Which of its kernels an op of the CUDA backend may take. `plain` ones take any size and dtype; the others take the
+/// sizes that large models have, faster. Tests and `bench` compare them.
+enum class KernelPath : std::uint8_t { automatic, plain };
+
+/// Told by launch(), on the host, which kernel it chose. `path` is "plain", "tiled", or what the op's file documents.
+class PathObserver {
+ public:
+  virtual ~PathObserver() = default;
+  virtual void ran(const char* op, const char* path) = 0;
+};
+
 struct CudaContext {
   Stream& stream;
   Arena& scratch;
   void* blas_lt = nullptr;  ///< from create_blas_lt() (kernels/cuda_handles.h)
   int num_sms = 0;
+  KernelPath path = KernelPath::automatic;
+  PathObserver* paths = nullptr;  ///< not owned; null: nobody asks
 };
 using Backend = std::variant<CpuContext, CudaContext>;
 
