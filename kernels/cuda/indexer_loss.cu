@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/indexer_scores.cuh"
+#include "kernels/cuda/indexer_tiled.h"
 #include "kernels/ops/indexer.h"
 
 namespace moesaic {
@@ -53,59 +54,55 @@ struct LossArgs {
   }
 };
 
-// target = sum_h exp(logit_h - lse_h), 0 where hidden; index = scores, -inf where hidden.
+// target = sum_h exp(logit_h - lse_h), index = scores (unless they are there), both of seen pairs only.
 template <class A, class T>
-__global__ void __launch_bounds__(kTileThreads) pairs_kernel(LossArgs<A, T> args) {
+__global__ void __launch_bounds__(kTileThreads)
+    pairs_kernel(LossArgs<A, T> args, bool with_scores) {
   __shared__ TileMemory<A> memory;
   const std::int64_t row = args.first + std::int64_t{blockIdx.y} * kTile,
                      key = std::int64_t{blockIdx.x} * kTile, end = args.row_end(row),
                      keys = args.see.keys;
-  if (key > args.see.position(end - 1) || key + kTile <= args.see.begins[row])
-    return;  // nobody reads the tile
+  if (!args.tile_seen(row, end, key)) return;
   A target[kTilePer][kTilePer] = {}, index[kTilePer][kTilePer] = {};
-  if (args.tile_seen(row, end, key)) {
-    for (int head = 0; head < args.heads; ++head) {
-      A dots[kTilePer][kTilePer] = {};
-      tile_dots(
-          dots,
-          args.dn + args.dr,
-          [&](int r, int c) {
-            const std::int64_t t = row + r;
-            return t < end ? widen<A>(args.q[(t * args.heads + head) * (args.dn + args.dr) + c])
-                           : A(0);
-          },
-          [&](int s, int c) {
-            if (key + s >= keys) return A(0);
-            return widen<A>(c < args.dn
-                                ? args.kvb[((key + s) * args.heads + head) * args.kvb_width + c]
-                                : args.kr[(key + s) * args.dr + c - args.dn]);
-          },
-          memory);
+  for (int head = 0; head < args.heads; ++head) {
+    A dots[kTilePer][kTilePer] = {};
+    tile_dots(
+        dots,
+        args.dn + args.dr,
+        [&](int r, int c) {
+          const std::int64_t t = row + r;
+          return t < end ? widen<A>(args.q[(t * args.heads + head) * (args.dn + args.dr) + c])
+                         : A(0);
+        },
+        [&](int s, int c) {
+          if (key + s >= keys) return A(0);
+          return widen<A>(c < args.dn
+                              ? args.kvb[((key + s) * args.heads + head) * args.kvb_width + c]
+                              : args.kr[(key + s) * args.dr + c - args.dn]);
+        },
+        memory);
 #pragma unroll
-      for (int i = 0; i < kTilePer; ++i) {
-        const std::int64_t t = row + tile_row(i);
-        const A lse = t < end ? args.lse[head * keys + t] : A(0);
+    for (int i = 0; i < kTilePer; ++i) {
+      const std::int64_t t = row + tile_row(i);
+      const A lse = t < end ? args.lse[head * keys + t] : A(0);
 #pragma unroll
-        for (int j = 0; j < kTilePer; ++j) {
-          // Hidden pairs may lie far above lse: no exponential of them.
-          if (t < end && args.sees(t, key + tile_column(j)))
-            target[i][j] += exp(dots[i][j] * args.scale - lse);
-        }
+      for (int j = 0; j < kTilePer; ++j) {
+        // Hidden pairs may lie far above lse: no exponential of them.
+        if (t < end && args.sees(t, key + tile_column(j)))
+          target[i][j] += exp(dots[i][j] * args.scale - lse);
       }
     }
-    index_scores(index, args.indexer, row, end, key, keys, memory);
   }
+  if (with_scores) index_scores(index, args.indexer, row, end, key, keys, memory);
 #pragma unroll
   for (int i = 0; i < kTilePer; ++i) {
     const std::int64_t t = row + tile_row(i);
-    if (t >= end) continue;
 #pragma unroll
     for (int j = 0; j < kTilePer; ++j) {
       const std::int64_t s = key + tile_column(j);
-      if (s >= keys) continue;
-      const bool seen = args.sees(t, s);
-      args.target[(t - args.first) * keys + s] = seen ? target[i][j] : A(0);
-      args.index[(t - args.first) * keys + s] = seen ? index[i][j] : -static_cast<A>(INFINITY);
+      if (t >= end || !args.sees(t, s)) continue;
+      args.target[(t - args.first) * keys + s] = target[i][j];
+      if (with_scores) args.index[(t - args.first) * keys + s] = index[i][j];
     }
   }
 }
@@ -136,29 +133,31 @@ __global__ void __launch_bounds__(kRowThreads)
     const std::int64_t t = args.first + r, begin = args.see.begins[t], n = args.see.visible(t);
     A* index = args.index + r * args.see.keys + begin;
     const A* target = args.target + r * args.see.keys + begin;
+    const auto seen = [&](std::int64_t c) { return args.selection.holds(t, begin + c); };
     A total = 0, largest = nothing, exp_total = 0, loss = 0;
     for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads) {
+      if (!seen(c)) continue;
       total += target[c];
       largest = max(largest, index[c]);
     }
     total = row_sum<kRowThreads>(total);
     largest = block_max(largest);
-    if (!(total > A(0)) || largest == nothing) {  // no keys
-      for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads)
-        index[c] = 0;
-      if (threadIdx.x == 0) kl[t] = total != total ? total : A(0);
-      continue;
+    const bool keys = total > A(0) && largest != nothing;
+    for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads) {
+      if (keys && seen(c)) exp_total += exp(index[c] - largest);
     }
-    for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads)
-      exp_total += exp(index[c] - largest);
     const A log_sum = largest + log(row_sum<kRowThreads>(exp_total)), inverse = A(1) / total;
     for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads) {
-      const A p = target[c] * inverse, log_q = index[c] - log_sum;
-      if (p > A(0)) loss += p * (log(p) - log_q);
-      index[c] = factor * (exp(log_q) - p);
+      A d = 0;
+      if (keys && seen(c)) {
+        const A p = target[c] * inverse, log_q = index[c] - log_sum;
+        if (p > A(0)) loss += p * (log(p) - log_q);
+        d = factor * (exp(log_q) - p);
+      }
+      index[c] = d;
     }
     loss = row_sum<kRowThreads>(loss);
-    if (threadIdx.x == 0) kl[t] = loss;
+    if (threadIdx.x == 0) kl[t] = keys || total == total ? loss : total;
   }
 }
 
@@ -185,7 +184,7 @@ __device__ void pair_gradients(GradientMemory<A>& memory,
 #pragma unroll
     for (int j = 0; j < kTilePer; ++j) {
       const std::int64_t s = key + tile_column(j);
-      const bool seen = t < end && s < args.see.keys && args.sees(t, s);
+      const bool seen = t < end && s >= args.see.begins[t] && s <= args.see.position(t);
       d_index[i][j] = seen ? args.index[(t - args.first) * args.see.keys + s] : A(0);
       if (dw != nullptr)
         memory.pairs[tile_row(i)][tile_column(j)] = seen ? d_index[i][j] * relu(dots[i][j]) : A(0);
@@ -390,6 +389,10 @@ void gradients(CudaContext& context,
   check_launch("kernel indexer_loss: gradient of the keys");
 }
 
+bool use_tiled(const CudaContext& context, const IndexerLoss& op) {
+  return may_specialise(context) && scores_tiled_takes(op.qi, op.ki, op.w);
+}
+
 template <class A, class T>
 void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
   using D = device_t<T>;
@@ -408,6 +411,7 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
                       .see = {n, n, m.begins.as<std::int32_t>()},
                       .target = m.target.as<A>(),
                       .index = m.index.as<A>()};
+  const bool tiled = use_tiled(context, op);
   launch_document_begins(context, m.begins, op.cu_seqlens, n);
   const auto key_tiles = static_cast<unsigned>((n + kTile - 1) / kTile);
   for (std::int64_t first = 0; first < n; first += m.rows) {
@@ -422,8 +426,10 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
     pairs_kernel<<<dim3(key_tiles, static_cast<unsigned>((args.rows + kTile - 1) / kTile)),
                    kTileThreads,
                    0,
-                   stream>>>(args);
+                   stream>>>(args, !tiled);
     check_launch("kernel indexer_loss: targets and scores");
+    if (tiled)
+      scores_tiled(context, m.index.as<float>(), op.qi, op.ki, op.w, args.see, first, args.rows, 0);
     rows_kernel<<<grid_for(context, args.rows), kRowThreads, 0, stream>>>(
         args,
         m.kl.as<A>(),
@@ -450,6 +456,7 @@ void launch(CudaContext& context, const IndexerLoss& op) {
   if (op.qi.dim(0) == 0) return;
   const Arena::Mark mark(context.scratch);
   const LossMemory memory = take_memory(context.scratch, op);
+  report_path(context, op, use_tiled(context, op) ? "scores tiled, gradients plain" : "plain");
   if (is_dry(context)) return;
   dispatch_float(op.qi.dtype(),
                  [&]<class T>(TypeTag<T>) { loss<acc_t<T>, T>(context, op, memory); });

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/cuda/indexer_scores.cuh"
+#include "kernels/cuda/indexer_tiled.h"
 #include "kernels/cuda/radix_select.cuh"
 #include "kernels/ops/indexer.h"
 
@@ -20,16 +21,14 @@ __global__ void __launch_bounds__(kTileThreads) scores_kernel(A* scores,
                                                               QueryKeys see,
                                                               std::int64_t first,
                                                               std::int64_t rows,
-                                                              std::int64_t k,
-                                                              bool all_wanted) {
+                                                              std::int64_t more_than) {
   __shared__ TileMemory<A> memory;
   const std::int64_t row = first + std::int64_t{blockIdx.y} * kTile,
                      key = std::int64_t{blockIdx.x} * kTile,
                      row_end = min(first + rows, row + kTile);
   if (key > see.position(row_end - 1) || key + kTile <= see.begins[row]) return;
   const std::int64_t mine = row + threadIdx.x;
-  const bool wanted =
-      all_wanted || (threadIdx.x < kTile && mine < row_end && see.visible(mine) > k);
+  const bool wanted = threadIdx.x < kTile && mine < row_end && see.visible(mine) > more_than;
   if (__syncthreads_or(wanted) == 0) return;
   A sums[kTilePer][kTilePer];
   index_scores(sums, in, row, row_end, key, see.keys, memory);
@@ -76,32 +75,56 @@ __global__ void __launch_bounds__(kMaxSelectThreads) choose_kernel(std::int32_t*
 }
 
 template <class A, class T>
+void scores_plain(const CudaContext& context,
+                  A* scores,
+                  const IndexerInputs<A, T>& in,
+                  const QueryKeys& see,
+                  std::int64_t first,
+                  std::int64_t rows,
+                  std::int64_t more_than) {
+  constexpr std::int64_t kMaxRows = std::int64_t{65535} * kTile;  // of one grid
+  const auto key_tiles = static_cast<unsigned>((see.keys + kTile - 1) / kTile);
+  for (std::int64_t done = 0; done < rows; done += kMaxRows) {
+    const std::int64_t part = std::min(rows - done, kMaxRows);
+    scores_kernel<<<dim3(key_tiles, static_cast<unsigned>((part + kTile - 1) / kTile)),
+                    kTileThreads,
+                    0,
+                    native_stream(context)>>>(
+        scores + done * see.keys, in, see, first + done, part, more_than);
+    check_launch("kernel indexer_select: scores");
+  }
+}
+
+bool use_tiled(const CudaContext& context, const IndexerSelect& op) {
+  return may_specialise(context) && scores_tiled_takes(op.qi, op.ki, op.w);
+}
+
+template <class A, class T>
 void select(CudaContext& context, const IndexerSelect& op, TensorView begins, TensorView scratch) {
   const QueryKeys see{op.qi.dim(0), op.ki.dim(0), begins.as<std::int32_t>()};
   const bool choosing = op.given.empty(), all_wanted = !op.scores.empty();
   const auto in = indexer_inputs<A, T>(op);
+  const bool tiled = use_tiled(context, op);
   const TensorView scores = all_wanted ? op.scores : scratch;
   const auto stream = native_stream(context);
   launch_document_begins(context, begins, op.cu_seqlens, see.keys);
   if (all_wanted) zero_tensor(op.scores, context.stream);
   const std::int64_t at_a_time = scores.dim(0);
-  const auto key_tiles = static_cast<unsigned>((see.keys + kTile - 1) / kTile);
   for (std::int64_t first = 0; first < see.queries; first += at_a_time) {
     const std::int64_t rows = std::min(at_a_time, see.queries - first);
-    constexpr std::int64_t kMaxGrid = 65535;  // of blockIdx.y
-    for (std::int64_t done = 0; done < rows; done += kMaxGrid * kTile) {
-      const std::int64_t part = std::min(rows - done, kMaxGrid * kTile);
-      scores_kernel<<<dim3(key_tiles, static_cast<unsigned>((part + kTile - 1) / kTile)),
-                      kTileThreads,
-                      0,
-                      stream>>>(scores.as<A>() + done * see.keys,
-                                in,
-                                see,
-                                first + done,
-                                part,
-                                op.selected.dim(1),
-                                all_wanted);
-      check_launch("kernel indexer_select: scores");
+    if (tiled) {
+      scores_tiled(context,
+                   scores.as<float>(),
+                   op.qi,
+                   op.ki,
+                   op.w,
+                   see,
+                   first,
+                   rows,
+                   all_wanted ? 0 : op.selected.dim(1));
+    } else {
+      scores_plain(
+          context, scores.as<A>(), in, see, first, rows, all_wanted ? 0 : op.selected.dim(1));
     }
     if (!choosing) continue;
     choose_kernel<<<grid_for(context, rows, 16), kMaxSelectThreads, 0, stream>>>(
@@ -130,6 +153,7 @@ void launch(CudaContext& context, const IndexerSelect& op) {
         rows_at_a_time(queries, keys, static_cast<std::int64_t>(byte_size(stats)), kScratchBudget);
     scores = context.scratch.take({rows, keys}, stats, "indexer scores");
   }
+  report_path(context, op, use_tiled(context, op) ? "tiled" : "plain");
   if (is_dry(context)) return;
   if (!choosing) copy_tensor(op.selected, op.given, context.stream);
   if (!choosing && !all_wanted) return;
