@@ -1,4 +1,4 @@
-// IndexerLoss, plain path: any size and type. A block of queries at a time: target and index scores of all its pairs go
+// IndexerLoss. The kernels here take any size and type; those of indexer_tiled.h take over for the sizes of large models. A block of queries at a time: target and index scores of all its pairs go
 // to scratch (tiles of 64 x 64, heads in a loop), rows turn them into the loss and dI, and two kernels make the gradients
 // from dI and recomputed dots: dqi and dw by (query tile, head), dki by (key tile, group of heads). A sum over queries or
 // keys runs in their order, one pair at a time: its bits do not depend on tiles, blocks of queries, or other documents.
@@ -57,14 +57,14 @@ struct LossArgs {
 // target = sum_h exp(logit_h - lse_h), index = scores (unless they are there), both of seen pairs only.
 template <class A, class T>
 __global__ void __launch_bounds__(kTileThreads)
-    pairs_kernel(LossArgs<A, T> args, bool with_scores) {
+    pairs_kernel(LossArgs<A, T> args, bool with_target, bool with_scores) {
   __shared__ TileMemory<A> memory;
   const std::int64_t row = args.first + std::int64_t{blockIdx.y} * kTile,
                      key = std::int64_t{blockIdx.x} * kTile, end = args.row_end(row),
                      keys = args.see.keys;
   if (!args.tile_seen(row, end, key)) return;
   A target[kTilePer][kTilePer] = {}, index[kTilePer][kTilePer] = {};
-  for (int head = 0; head < args.heads; ++head) {
+  for (int head = 0; with_target && head < args.heads; ++head) {
     A dots[kTilePer][kTilePer] = {};
     tile_dots(
         dots,
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int j = 0; j < kTilePer; ++j) {
       const std::int64_t s = key + tile_column(j);
       if (t >= end || !args.sees(t, s)) continue;
-      args.target[(t - args.first) * keys + s] = target[i][j];
+      if (with_target) args.target[(t - args.first) * keys + s] = target[i][j];
       if (with_scores) args.index[(t - args.first) * keys + s] = index[i][j];
     }
   }
@@ -326,13 +326,31 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x == 0) *kl = static_cast<A>(static_cast<double>(*kl) + sum);
 }
 
+// Which of the three parts run on tensor cores.
+struct Paths {
+  bool target = false, scores = false, gradients = false;
+  const char* name() const {
+    return target && scores ? "tiled"
+           : target         ? "target tiled"
+           : scores         ? "scores and gradients tiled"
+                            : "plain";
+  }
+};
+Paths paths_of(const CudaContext& context, const IndexerLoss& op) {
+  const bool may = may_specialise(context), gradients = !op.dqi.empty();
+  return {
+      may && target_tiled_takes(op),
+      may && scores_tiled_takes(op.qi, op.ki, op.w) && (!gradients || gradients_tiled_takes(op)),
+      may && gradients && gradients_tiled_takes(op)};
+}
+
 struct LossMemory {
   TensorView begins, words, target, index, kl, parts;
   std::int64_t rows = 0;
   int heads_per_group = 1, groups = 1;
 };
 
-LossMemory take_memory(Arena& scratch, const IndexerLoss& op) {
+LossMemory take_memory(Arena& scratch, const IndexerLoss& op, const Paths& paths) {
   const DType stats = op.qi.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const std::int64_t n = op.qi.dim(0), heads = op.qi.dim(1), dim = op.qi.dim(2);
   LossMemory m;
@@ -349,6 +367,7 @@ LossMemory take_memory(Arena& scratch, const IndexerLoss& op) {
     const std::int64_t groups = std::clamp<std::int64_t>(kKeyBlocks / tiles, 1, heads);
     m.heads_per_group = static_cast<int>((heads + groups - 1) / groups);
     m.groups = static_cast<int>((heads + m.heads_per_group - 1) / m.heads_per_group);
+    if (paths.gradients) m.groups = static_cast<int>(gradient_chunks(n));
     m.parts = scratch.take({m.groups, n, dim}, stats, "indexer key gradients");
   }
   return m;
@@ -389,12 +408,8 @@ void gradients(CudaContext& context,
   check_launch("kernel indexer_loss: gradient of the keys");
 }
 
-bool use_tiled(const CudaContext& context, const IndexerLoss& op) {
-  return may_specialise(context) && scores_tiled_takes(op.qi, op.ki, op.w);
-}
-
 template <class A, class T>
-void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
+void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, const Paths& paths) {
   using D = device_t<T>;
   const std::int64_t n = op.qi.dim(0);
   const auto stream = native_stream(context);
@@ -411,7 +426,6 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
                       .see = {n, n, m.begins.as<std::int32_t>()},
                       .target = m.target.as<A>(),
                       .index = m.index.as<A>()};
-  const bool tiled = use_tiled(context, op);
   launch_document_begins(context, m.begins, op.cu_seqlens, n);
   const auto key_tiles = static_cast<unsigned>((n + kTile - 1) / kTile);
   for (std::int64_t first = 0; first < n; first += m.rows) {
@@ -423,13 +437,17 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
                         first,
                         m.words.dim(1)};
     }
-    pairs_kernel<<<dim3(key_tiles, static_cast<unsigned>((args.rows + kTile - 1) / kTile)),
-                   kTileThreads,
-                   0,
-                   stream>>>(args, !tiled);
-    check_launch("kernel indexer_loss: targets and scores");
-    if (tiled)
+    if (paths.target)
+      target_tiled(context, m.target.as<float>(), op, args.see, args.selection, first, args.rows);
+    if (paths.scores)
       scores_tiled(context, m.index.as<float>(), op.qi, op.ki, op.w, args.see, first, args.rows, 0);
+    if (!paths.target || !paths.scores) {
+      pairs_kernel<<<dim3(key_tiles, static_cast<unsigned>((args.rows + kTile - 1) / kTile)),
+                     kTileThreads,
+                     0,
+                     stream>>>(args, !paths.target, !paths.scores);
+      check_launch("kernel indexer_loss: targets and scores");
+    }
     rows_kernel<<<grid_for(context, args.rows), kRowThreads, 0, stream>>>(
         args,
         m.kl.as<A>(),
@@ -437,7 +455,19 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
         op.tokens.empty() ? nullptr : op.tokens.data(),
         op.tokens.dtype() == DType::f64);
     check_launch("kernel indexer_loss: rows");
-    if (!op.dqi.empty()) gradients<A, T>(context, op, m, args);
+    if (op.dqi.empty()) continue;
+    if (paths.gradients) {
+      gradients_tiled(context,
+                      op,
+                      m.parts.as<float>(),
+                      m.index.as<float>(),
+                      args.see,
+                      args.selection,
+                      first,
+                      args.rows);
+    } else {
+      gradients<A, T>(context, op, m, args);
+    }
   }
   add_rows_kernel<<<1, kRowThreads, 0, stream>>>(op.kl.as<A>(), m.kl.as<A>(), n);
   check_launch("kernel indexer_loss: sum");
@@ -455,11 +485,12 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m) {
 void launch(CudaContext& context, const IndexerLoss& op) {
   if (op.qi.dim(0) == 0) return;
   const Arena::Mark mark(context.scratch);
-  const LossMemory memory = take_memory(context.scratch, op);
-  report_path(context, op, use_tiled(context, op) ? "scores tiled, gradients plain" : "plain");
+  const Paths paths = paths_of(context, op);
+  const LossMemory memory = take_memory(context.scratch, op, paths);
+  report_path(context, op, paths.name());
   if (is_dry(context)) return;
   dispatch_float(op.qi.dtype(),
-                 [&]<class T>(TypeTag<T>) { loss<acc_t<T>, T>(context, op, memory); });
+                 [&]<class T>(TypeTag<T>) { loss<acc_t<T>, T>(context, op, memory, paths); });
 }
 
 }  // namespace moesaic
