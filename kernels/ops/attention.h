@@ -90,5 +90,8 @@ struct AttentionBackward {
 
 void launch(CpuContext& context, const AttentionForward& op);
 void launch(CpuContext& context, const AttentionBackward& op);
+/// Paths: "plain" takes anything; `path` of the op is not looked at.
+void launch(CudaContext& context, const AttentionForward& op);
+void launch(CudaContext& context, const AttentionBackward& op);
 
 }  // namespace moesaic
