@@ -119,6 +119,14 @@ __device__ __forceinline__ std::int64_t document_of(const std::int32_t* cu,
   return low;
 }
 
+/// Allows a kernel `bytes` of dynamic shared memory.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, std::size_t bytes) {
+  check_call(static_cast<int>(cudaFuncSetAttribute(
+                 kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))),
+             "cudaFuncSetAttribute");
+}
+
 /// The plain kernels: any sizes and dtypes. Scratch is taken before a dry run returns.
 void attention_plain(CudaContext& context, const AttentionForward& op);
 void attention_plain(CudaContext& context, const AttentionBackward& op);

@@ -206,14 +206,6 @@ inline std::size_t plain_column_blocks(std::int64_t width, std::int64_t per_bloc
   return static_cast<std::size_t>((width + per_block - 1) / per_block);
 }
 
-/// Allows a kernel `bytes` of dynamic shared memory.
-template <class Kernel>
-void allow_shared_memory(Kernel* kernel, std::size_t bytes) {
-  check_call(static_cast<int>(cudaFuncSetAttribute(
-                 kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))),
-             "cudaFuncSetAttribute");
-}
-
 /// The largest number of 16-byte vectors of A that hold n.
 template <class A>
 constexpr int padded(std::int64_t n) {
