@@ -90,41 +90,47 @@ struct Rows {
   float log_sum[2], delta[2];
 };
 
-// s becomes ds = p (dp - delta), zero where a row does not see the key.
+// Logits become probabilities, not yet hidden.
+__device__ __forceinline__ void probabilities(float (&s)[kKeys / 2],
+                                              const Rows& rows,
+                                              float scale) {
+#pragma unroll
+  for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * j + 2 * r + e];
+        x = exp2_approx(fmaf(x, scale, -rows.log_sum[r]));
+      }
+}
+// s, the probabilities, become ds = p (dp - delta), zero where a row does not see the key. Row 0 sees
+// columns 8 j + e up to `visible`.
 template <bool Selected>
-__device__ __forceinline__ void softmax_backward(float (&s)[kKeys / 2],
-                                                 const float (&dp)[kKeys / 2],
-                                                 const Rows& rows,
-                                                 float scale,
-                                                 const uint2 (&words)[2],
-                                                 int visible,
-                                                 bool all_visible) {
+__device__ __forceinline__ void to_ds(float (&s)[kKeys / 2],
+                                      const float (&dp)[kKeys / 2],
+                                      const Rows& rows,
+                                      const uint2 (&words)[2],
+                                      int visible,
+                                      bool all_visible) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+    for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 4 * j + 2 * r + e;
-        const float p = exp2_approx(fmaf(s[i], scale, -rows.log_sum[r]));
-        s[i] = p * (dp[i] - rows.delta[r]);
+        s[i] *= dp[i] - rows.delta[r];
+        if constexpr (Selected) {
+          if (((j < 4 ? words[r].x : words[r].y) & (1U << (8 * (j % 4) + e))) == 0) s[i] = 0;
+        }
       }
-    }
-  }
-  if constexpr (Selected) {
+  if constexpr (!Selected) {
+    if (all_visible) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (((j < 4 ? words[r].x : words[r].y) & (1U << (8 * (j % 4) + e))) == 0)
-            s[4 * j + 2 * r + e] = 0;
-  } else if (!all_visible) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
+      for (int r = 0; r < 2; ++r)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           if (8 * j + e > visible + 8 * r) s[4 * j + 2 * r + e] = 0;
@@ -189,19 +195,20 @@ __device__ void consume(const Shared<Dr>& shared,
     product_nt<kHeadWidth, kBlockRows, kKeys>(
         dp, d_o, swizzled_descriptor<Major::k>(shared.value(stage)));
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<1>();
     pin_registers(s);
-    pin_registers(dp);
     pin_registers(dq);
     if (i > 0 && lane == 0)  // the last tile's dq is done, too
       mbarrier_arrive(&barriers.empty[stage == 0 ? kStages - 1 : stage - 1]);
-    softmax_backward<Selected>(s,
-                               dp,
-                               rows,
-                               scale,
-                               words,
-                               first + r0 - t * kKeys - column,
-                               t * kKeys + kKeys - 1 <= first + group * kGroupRows);
+    probabilities(s, rows, scale);
+    wgmma_wait<0>();
+    pin_registers(dp);
+    to_ds<Selected>(s,
+                    dp,
+                    rows,
+                    words,
+                    first + r0 - t * kKeys - column,
+                    t * kKeys + kKeys - 1 <= first + group * kGroupRows);
     to_fragments<kKeys>(ds, s);
     wgmma_fence();
     product_rn<kKeys, kChannels>(
