@@ -2,6 +2,7 @@
 // there (memory/cuda_absent.cpp).
 #include "kernels/cuda_handles.h"
 #include "kernels/ops/adamw.h"
+#include "kernels/ops/attention.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/rms_norm.h"
@@ -15,6 +16,12 @@ namespace {
 }  // namespace
 
 void launch(CudaContext&, const AdamW&) {
+  absent();
+}
+void launch(CudaContext&, const AttentionForward&) {
+  absent();
+}
+void launch(CudaContext&, const AttentionBackward&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
