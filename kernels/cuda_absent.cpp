@@ -3,6 +3,7 @@
 #include "kernels/cuda_handles.h"
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/topk.h"
@@ -18,6 +19,15 @@ void launch(CudaContext&, const AdamW&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearForward&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearBackwardInput&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearBackwardWeight&) {
   absent();
 }
 void launch(CudaContext&, const RmsNormForward&) {
