@@ -184,8 +184,12 @@ __device__ void consume(
   unsigned char* const staging = ring.stage(kStages) + group * 2 * kOutBytes;
   RingPosition at;
   int buffer = 0;
+  Unit next{};
+  if (cluster_index() < num_units) next = unit_at(args, cluster_index(), rank);
   for (int u = cluster_index(); u < num_units; u += num_clusters()) {
-    const Unit unit = unit_at(args, u, rank);
+    const Unit unit = next;
+    // Looked up while the products run: nothing would hide the loads between two tiles.
+    if (u + num_clusters() < num_units) next = unit_at(args, u + num_clusters(), rank);
     float d[kMaxRows / 2];
     switch (padded_rows(unit.tile)) {
 #define MOESAIC_ROWS(N)                                              \

@@ -186,8 +186,12 @@ __device__ void consume(const WeightMaps& maps,
                         int group) {
   unsigned char* const staging = ring.stage(kStages) + group * 2 * kOutBytes;
   RingPosition at;
+  Unit next{};
+  if (cluster_index() < num_units) next = unit_at(args, cluster_index(), rank);
   for (int u = cluster_index(); u < num_units; u += num_clusters()) {
-    const Unit unit = unit_at(args, u, rank);
+    const Unit unit = next;
+    // Looked up while the products run: nothing would hide the loads between two tiles.
+    if (u + num_clusters() < num_units) next = unit_at(args, u + num_clusters(), rank);
     const int whole = unit.tile.rows / kBlockK, rest = unit.tile.rows % kBlockK;
     float d[kTileN / 2];
     if (whole > 0) multiply<Major::mn, Major::mn, kTileN>(d, ring, at, whole, group);
