@@ -4,6 +4,7 @@
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/attention.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/topk.h"
@@ -25,6 +26,15 @@ void launch(CudaContext&, const AttentionBackward&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearForward&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearBackwardInput&) {
+  absent();
+}
+void launch(CudaContext&, const GroupedLinearBackwardWeight&) {
   absent();
 }
 void launch(CudaContext&, const RmsNormForward&) {
