@@ -4,7 +4,9 @@
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/op.h"
+#include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
+#include "kernels/ops/router.h"
 #include "kernels/ops/topk.h"
 
 namespace moesaic {
@@ -24,6 +26,33 @@ void launch(CudaContext&, const RmsNormForward&) {
   absent();
 }
 void launch(CudaContext&, const RmsNormBackward&) {
+  absent();
+}
+void launch(CudaContext&, const DispatchPlan&) {
+  absent();
+}
+void launch(CudaContext&, const GatherRows&) {
+  absent();
+}
+void launch(CudaContext&, const CombineRows&) {
+  absent();
+}
+void launch(CudaContext&, const RowWeightForward&) {
+  absent();
+}
+void launch(CudaContext&, const RowWeightBackward&) {
+  absent();
+}
+void launch(CudaContext&, const RouterForward&) {
+  absent();
+}
+void launch(CudaContext&, const ExpertCapacity&) {
+  absent();
+}
+void launch(CudaContext&, const RouterLossForward&) {
+  absent();
+}
+void launch(CudaContext&, const RouterBackward&) {
   absent();
 }
 void launch(CudaContext&, const TopK&) {
