@@ -2,12 +2,14 @@
 // there (memory/cuda_absent.cpp).
 #include "kernels/cuda_handles.h"
 #include "kernels/ops/adamw.h"
+#include "kernels/ops/balance.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/router.h"
 #include "kernels/ops/topk.h"
+#include "kernels/ops/vocab_loss.h"
 
 namespace moesaic {
 namespace {
@@ -17,6 +19,27 @@ namespace {
 }  // namespace
 
 void launch(CudaContext&, const AdamW&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceHistogram&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceBiasFromHistogram&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceMargins&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceBiasExact&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceBiasSign&) {
+  absent();
+}
+void launch(CudaContext&, const AccumulateCounts&) {
+  absent();
+}
+void launch(CudaContext&, const BalanceFrequency&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
@@ -56,6 +79,12 @@ void launch(CudaContext&, const RouterBackward&) {
   absent();
 }
 void launch(CudaContext&, const TopK&) {
+  absent();
+}
+void launch(CudaContext&, const CrossEntropy&) {
+  absent();
+}
+void launch(CudaContext&, const VocabDivergence&) {
   absent();
 }
 

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kThreads) place_kernel(std::int32_t* token_of_
   if (sort.offsets[sort.experts] <= i && i < rows) token_of_row[i] = -1;
 }
 
-// A warp copies pieces of kMoves accesses per lane; blockIdx.y says which pieces of a row.
+// A warp copies pieces of kMoves accesses per lane; blockIdx.y says which pieces of a row. A row of
+// x is read as often as its token has experts: what is written should not push it out of the cache.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(Word* __restrict__ y,
                                                           const Word* __restrict__ x,
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Word* __restrict__ y,
         if (c + i * kWarp < words) v[i] = from[c + i * kWarp];
 #pragma unroll
       for (int i = 0; i < kMoves; ++i)
-        if (c + i * kWarp < words) to[c + i * kWarp] = v[i];
+        if (c + i * kWarp < words) __stcs(to + c + i * kWarp, v[i]);
     }
   }
 }
@@ -227,9 +228,9 @@ void launch(CudaContext& context, const GatherRows& op) {
   const bool wide =
       row_bytes % 16 == 0 && is_aligned(op.x.data(), 16) && is_aligned(op.y.data(), 16);
   if (wide) return gather<uint4>(context, op, row_bytes);
-  if (element == 8) return gather<std::uint64_t>(context, op, row_bytes);
-  if (element == 4) return gather<std::uint32_t>(context, op, row_bytes);
-  gather<std::uint16_t>(context, op, row_bytes);
+  if (element == 8) return gather<unsigned long long>(context, op, row_bytes);
+  if (element == 4) return gather<unsigned>(context, op, row_bytes);
+  gather<unsigned short>(context, op, row_bytes);
 }
 
 void launch(CudaContext& context, const CombineRows& op) {

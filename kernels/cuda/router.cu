@@ -258,21 +258,24 @@ struct FromRegisters {
           index = at[q];
         }
       }
-      const std::uint32_t mine = index;
       warp_best(top, index);
       if (j < op.k) take(j, index);
-      if (mine == index) remove(index, best, at);  // one lane
+      remove(index, best, at);
     }
     return OrderKey<float>::value(top);
   }
 
+  // All lanes go the same way, to the quads of `index`; where it is not their quad, they find what
+  // they had.
   __device__ __forceinline__ void remove(std::uint32_t index,
                                          std::uint32_t (&best)[Quads],
                                          std::uint32_t (&at)[Quads]) {
-    const std::uint32_t first = index / kQuad * kQuad;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int quad_row = static_cast<int>(index / (kWarp * kQuad));
 #pragma unroll
     for (int q = 0; q < Quads; ++q) {
-      if (at[q] != index) continue;
+      if (q != quad_row) continue;
+      const auto first = static_cast<std::uint32_t>((q * kWarp + lane) * kQuad);
       best[q] = 0;
       at[q] = kNobody;
 #pragma unroll
