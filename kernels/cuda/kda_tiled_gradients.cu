@@ -22,8 +22,14 @@ struct Shared {
       float dq[kKdaChunk * kKdaDim], k_row[kKdaChunk * kKdaDim], k_column[kKdaChunk * kKdaDim];
     };
   };
-  b16 d_o[kKdaChunk * kKdaDim];
-  b16 q_row[kKdaChunk * kKdaDim];  // q, k scaled from their tile's start
+  union {
+    b16 d_o[kKdaChunk * kKdaDim];
+    b16 out_q[kKdaChunk * kKdaDim];  // dq, dk on their way out
+  };
+  union {
+    b16 q_row[kKdaChunk * kKdaDim];  // q, k scaled from their tile's start
+    b16 out_k[kKdaChunk * kKdaDim];
+  };
   b16 k_row_scaled[kKdaChunk * kKdaDim];
   b16 k_end[kKdaChunk * kKdaDim];  // k scaled to their tile's end
   b16 minus_bn[kKdaChunk * kKdaChunk];
@@ -187,16 +193,20 @@ __device__ void corrections(Shared& s, const Block& b) {
   }
 }
 
-__device__ void store_value_gradients(const Shared& s, const Block& b) {
-  auto* dv = static_cast<b16*>(b.out.dv);
-  const bool aligned = is_aligned_16(dv);
+template <class Tile>
+__device__ __forceinline__ void store_rows(const Block& b, b16* to, const b16* tile) {
+  const bool aligned = is_aligned_16(to);
   for (int i = b.thread; i < kKdaChunk * kKdaDim / 8; i += kThreads) {
     const int row = i / 16, column = i % 16 * 8;
     if (row < b.chunk.tokens)
-      store_16(dv + b.at(row, column),
-               *reinterpret_cast<const uint4*>(&s.du[ColumnTile::at(row, column)]),
+      store_16(to + b.at(row, column),
+               *reinterpret_cast<const uint4*>(tile + Tile::at(row, column)),
                aligned);
   }
+}
+
+__device__ void store_value_gradients(const Shared& s, const Block& b) {
+  store_rows<ColumnTile>(b, static_cast<b16*>(b.out.dv), s.du);
   if (b.thread < b.chunk.tokens) {
     b.out.dbeta[(b.chunk.first + b.thread) * b.in.heads + b.head] =
         s.dbeta[0][b.thread] + s.dbeta[1][b.thread] + s.dbeta[2][b.thread] + s.dbeta[3][b.thread];
@@ -355,25 +365,15 @@ __device__ __forceinline__ void put_sums(float* to, const Sums& x, const Block& 
   }
 }
 
-/// A thread has a tile's tokens of one channel: the scale within the tile, the tile's own pairs (Horner's rule in the
-/// decays), dq, dk, and the suffix sums that are dg. The pair of a token with itself has no decay and joins dq and dk only.
-__device__ void finish(Shared& s, const Block& b) {
-  const int tile = b.thread / kKdaDim, c = b.thread % kKdaDim, begin = tile * kKdaTokens;
-  auto* out_q = static_cast<b16*>(b.out.dq);
-  auto* out_k = static_cast<b16*>(b.out.dk);
-  Tokens x;
-  x.load(b, begin, c);
-  float first[kKdaTokens], column[kKdaTokens] = {};
-  first[0] = x.alpha[0];
+/// The rows' side of a tile in one channel: sum_{i<r} of dP_ri k_i w_ri and dA_ri k_i w_ri by Horner's rule in the decays,
+/// then dq. Leaves the row's part of the decay's gradient in s.dq and krow in s.k_row; the thread alone reads them.
+/// The pair of a token with itself has no decay and joins dq and dk only.
+__device__ __forceinline__ void finish_rows(
+    Shared& s, const Block& b, const Tokens& x, int tile, int c) {
+  const int begin = tile * kKdaTokens;
+  float first = 1.0f;
 #pragma unroll
-  for (int i = 1; i < kKdaTokens; ++i)
-    first[i] = first[i - 1] * x.alpha[i];
-  float rest = 1.0f, running = 0.0f;
-  const std::int64_t stride = std::int64_t{b.in.heads} * kKdaDim;
-  std::int64_t to = b.at(begin + kKdaTokens - 1, c);
-#pragma unroll
-  for (int r = kKdaTokens - 1; r >= 0; --r, to -= stride) {
-    const float q = x.q(r), k = x.k(r), alpha = x.alpha[r];
+  for (int r = 0; r < kKdaTokens; ++r) {
     float row_q = 0.0f, row_k = 0.0f;
 #pragma unroll
     for (int four = 0; four < r; four += 4) {
@@ -382,25 +382,54 @@ __device__ void finish(Shared& s, const Block& b) {
       for (int i = four; i < four + 4 && i < r; ++i) {
         row_q = row_q * x.alpha[i] + dp.v[i - four] * x.k(i);
         row_k = row_k * x.alpha[i] + da.v[i - four] * x.k(i);
-        column[i] = (column[i] + dp.v[i - four] * q + da.v[i - four] * k) * alpha;
       }
     }
-    const float own = s.dp_tile[tile][r][r];
-    row_q *= alpha;
-    row_k *= alpha;
+    row_q *= x.alpha[r];
+    row_k *= x.alpha[r];
+    first *= x.alpha[r];
     const int at = sum_at(begin + r, c);
-    const float dq = s.dq[at], k_row = s.k_row[at], k_column = s.k_column[at];
-    running += rounded(q * first[r]) * dq + rounded(k * first[r]) * k_row -
-               rounded(k * rest) * k_column + (q * row_q + k * (row_k - column[r]));
-    s.dq[at] = running;  // this thread alone reads it
-    if (begin + r < b.chunk.tokens) {
-      out_q[to] = __float2bfloat16_rn(first[r] * dq + row_q + own * k);
-      out_k[to] =
-          __float2bfloat16_rn(first[r] * k_row + row_k + rest * k_column + column[r] + own * q);
-    }
-    rest *= alpha;
+    const float q = x.q(r), k = x.k(r), dq = s.dq[at], k_row = s.k_row[at];
+    s.dq[at] = rounded(q * first) * dq + rounded(k * first) * k_row + q * row_q + k * row_k;
+    s.k_row[at] = first * k_row + row_k;
+    s.out_q[WideTile128::at(begin + r, c)] =
+        __float2bfloat16_rn(first * dq + row_q + s.dp_tile[tile][r][r] * k);
   }
-  s.tile_sums[tile][c] = running;
+}
+/// The columns' side, sum_{r>i} (dP_ri q_r + dA_ri k_r) w_ri, then dk. Leaves the suffix sums of the decay's gradient within
+/// the tile in s.dq and returns the whole tile's.
+__device__ __forceinline__ float finish_columns(
+    Shared& s, const Block& b, const Tokens& x, int tile, int c) {
+  const int begin = tile * kKdaTokens;
+  float column[kKdaTokens] = {}, rest = 1.0f, running = 0.0f;
+#pragma unroll
+  for (int r = kKdaTokens - 1; r >= 0; --r) {
+    const float q = x.q(r), k = x.k(r);
+#pragma unroll
+    for (int four = 0; four < r; four += 4) {
+      const auto dp = load<4>(&s.dp_tile[tile][r][four]), da = load<4>(&s.da_tile[tile][r][four]);
+#pragma unroll
+      for (int i = four; i < four + 4 && i < r; ++i)
+        column[i] = (column[i] + dp.v[i - four] * q + da.v[i - four] * k) * x.alpha[r];
+    }
+    const int at = sum_at(begin + r, c);
+    const float k_column = s.k_column[at];
+    running += s.dq[at] - rounded(k * rest) * k_column - k * column[r];
+    s.dq[at] = running;
+    s.out_k[WideTile128::at(begin + r, c)] =
+        __float2bfloat16_rn(s.k_row[at] + rest * k_column + column[r] + s.dp_tile[tile][r][r] * q);
+    rest *= x.alpha[r];
+  }
+  return running;
+}
+
+/// A thread has a tile's tokens of one channel: the scale within the tile, the tile's own pairs, dq and dk, and the suffix
+/// sums that are dg.
+__device__ void finish(Shared& s, const Block& b) {
+  const int tile = b.thread / kKdaDim, c = b.thread % kKdaDim, begin = tile * kKdaTokens;
+  Tokens x;
+  x.load(b, begin, c);
+  finish_rows(s, b, x, tile, c);
+  s.tile_sums[tile][c] = finish_columns(s, b, x, tile, c);
   __syncthreads();
   float product = 0.0f, total = 1.0f, later = 0.0f;
 #pragma unroll
@@ -416,11 +445,18 @@ __device__ void finish(Shared& s, const Block& b) {
   for (int t = kKdaTiles - 1; t > 0; --t) {
     if (t > tile) later += s.tile_sums[t][c];
   }
-  to = b.at(begin, c);
+  store_rows<WideTile128>(b, static_cast<b16*>(b.out.dq), s.out_q);
+  store_rows<WideTile128>(b, static_cast<b16*>(b.out.dk), s.out_k);
 #pragma unroll
-  for (int r = 0; r < kKdaTokens; ++r, to += stride) {
-    if (begin + r < b.chunk.tokens)
-      b.out.dg[to] = (x.forgets >> r & 1U) != 0 ? 0.0f : s.dq[sum_at(begin + r, c)] + later;
+  for (int r = 0; r < kKdaTokens; ++r) {
+    float& dg = s.dq[sum_at(begin + r, c)];
+    dg = (x.forgets >> r & 1U) != 0 ? 0.0f : dg + later;
+  }
+  __syncthreads();
+  for (int i = b.thread; i < kKdaChunk * kKdaDim / 4; i += kThreads) {
+    const int row = i / (kKdaDim / 4), column = i % (kKdaDim / 4) * 4;
+    if (row < b.chunk.tokens)
+      store<4>(b.out.dg + b.at(row, column), load<4>(&s.dq[sum_at(row, column)]));
   }
 }
 
