@@ -111,5 +111,8 @@ std::int64_t kda_saved_numel(std::int64_t tokens,
 void launch(CpuContext& context, const KdaChunkForward& op);
 void launch(CpuContext& context, const KdaChunkBackward& op);
 void launch(CpuContext& context, const KdaStep& op);
+void launch(CudaContext& context, const KdaChunkForward& op);
+void launch(CudaContext& context, const KdaChunkBackward& op);
+void launch(CudaContext& context, const KdaStep& op);
 
 }  // namespace moesaic
