@@ -3,6 +3,7 @@
 #include "kernels/cuda_handles.h"
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/initial_values.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/topk.h"
@@ -18,6 +19,9 @@ void launch(CudaContext&, const AdamW&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
+  absent();
+}
+void launch(CudaContext&, const InitialValues&) {
   absent();
 }
 void launch(CudaContext&, const RmsNormForward&) {
