@@ -63,8 +63,8 @@ Assembly assemble(const config::Config& config, bool for_training) {
   std::vector<char> trained(a.params->params().size(), 0);
   if (for_training) trained = ever_trained(make_phases(config), *a.params);
   a.params->seal(a.device, trained);
-  Stream stream(a.device, "initialise", Stream::Mode::immediate);
-  a.params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
+  a.params->initialize(static_cast<std::uint64_t>(config.run.seed),
+                       static_cast<int>(config.run.threads));
   if (for_training)
     a.optimizer = std::make_unique<Optimizer>(*a.params, optimizer_options(config.optimizer));
   return a;

@@ -105,6 +105,11 @@ TensorView Buffer::view(Shape shape, DType dtype, std::size_t offset) const {
   return {data() + offset, dtype, shape, device()};
 }
 
+Buffer make_host_buffer(std::size_t bytes, Device device, const std::string& tag) {
+  const bool pinned = device.kind == Device::Kind::cuda;
+  return {bytes, kCpu, tag, pinned ? MemoryKind::pinned_host : MemoryKind::pageable_host};
+}
+
 std::vector<MemoryUse> memory_in_use() {
   std::vector<MemoryUse> uses;
   {

@@ -34,6 +34,9 @@ class Buffer {
   std::shared_ptr<Block> block_;
 };
 
+/// Host memory for what is copied to or from `device`: pinned for a GPU, so that the copies need not wait.
+Buffer make_host_buffer(std::size_t bytes, Device device, const std::string& tag);
+
 struct MemoryUse {
   std::string tag;
   std::size_t bytes = 0;

@@ -56,7 +56,7 @@ void ModuleRun::load_one(const std::string& name, TensorView to, TensorView also
 
 void ModuleRun::load_weights() {
   params_.seal(run_.stream().device());
-  params_.initialize(0, run_.stream());
+  params_.initialize(0);
   std::vector<std::string> unused = run_.names_with_prefix("w.");
   const auto load = [&](const std::string& name, TensorView to, TensorView also) {
     load_one(name, to, also);

@@ -1,11 +1,12 @@
 #include "core/nn/parameter_store.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 
 #include "core/base/random.h"
+#include "kernels/backend.h"
+#include "kernels/ops/elementwise.h"
 
 namespace moesaic {
 namespace {
@@ -13,47 +14,6 @@ namespace {
 constexpr std::size_t kAlign = 64;
 std::size_t aligned(std::size_t n) {
   return (n + kAlign - 1) / kAlign * kAlign;
-}
-
-double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
-  switch (init.kind) {
-    case Init::Kind::zeros:
-      return 0.0;
-    case Init::Kind::ones:
-      return 1.0;
-    case Init::Kind::normal:
-      for (std::uint64_t attempt = 0;; ++attempt) {
-        const double x = standard_normal(mix64(key + attempt), index);
-        if (std::abs(x) <= 3.0) return init.a * x;
-      }
-    case Init::Kind::uniform:
-      return init.a + (init.b - init.a) * uniform(key, index);
-    case Init::Kind::log_uniform:
-      return portable_log(init.a + (init.b - init.a) * uniform(key, index));
-    case Init::Kind::inverse_softplus: {
-      const double u = portable_log(init.a) +
-                       (portable_log(init.b) - portable_log(init.a)) * uniform(key, index);
-      const double dt = std::max(1e-4, portable_exp(u));
-      return dt + portable_log(1.0 - portable_exp(-dt));
-    }
-  }
-  return 0.0;
-}
-
-void store(TensorView to, std::int64_t i, double value) {
-  switch (to.dtype()) {
-    case DType::f64:
-      to.as<double>()[i] = value;
-      break;
-    case DType::f32:
-      to.as<float>()[i] = static_cast<float>(value);
-      break;
-    case DType::bf16:
-      to.as<bf16>()[i] = bf16(static_cast<float>(value));
-      break;
-    default:
-      check_failed(__FILE__, __LINE__, "floating", "parameters are floating");
-  }
 }
 
 }  // namespace
@@ -210,32 +170,27 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   sealed_ = true;
 }
 
-void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
+void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
   MOESAIC_CHECK(sealed_, "initialize() comes after seal()");
-  const bool on_host = device_.kind == Device::Kind::cpu;
-  // On a device the values go through one staging tensor at a time.
+  BackendOwner owner({.device = device_,
+                      .mode = Stream::Mode::immediate,
+                      .num_threads = num_threads,
+                      .name = "initial values"});
+  Backend& backend = owner.backend();
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const ParameterSpec& spec = params_[i];
     for (std::int64_t e = 0; e < std::max<std::int64_t>(1, spec.members); ++e) {
-      const std::uint64_t key = mix64(seed ^ hash_name(member_name(id, e)));
-      const auto fill = [&](TensorView to) {
-        if (on_host) {
-          for (std::int64_t k = 0; k < to.numel(); ++k)
-            store(to, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
-          return;
-        }
-        const Buffer staging(to.bytes(), kCpu, "initial values");
-        const TensorView host = staging.view(to.shape(), to.dtype());
-        for (std::int64_t k = 0; k < to.numel(); ++k)
-          store(host, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
-        copy_tensor(to, host, stream);
-        stream.synchronize();
-      };
-      fill(weight(id, e));
-      if (!masters_are_weights(id)) fill(master(id, e));
+      run(backend,
+          InitialValues{.y = weight(id, e),
+                        .copy = masters_are_weights(id) ? TensorView() : master(id, e),
+                        .kind = spec.init.kind,
+                        .a = spec.init.a,
+                        .b = spec.init.b,
+                        .key = mix64(seed ^ hash_name(member_name(id, e)))});
     }
   }
+  Stream& stream = stream_of(backend);
   for (auto& s : storages_) {
     if (s.members == 0) continue;
     const Buffer staging(s.slots.bytes(), kCpu, "initial values");
@@ -246,17 +201,11 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
     stream.synchronize();
   }
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const TensorView view = buffer_views_[i];
     if (buffers_[i].initial == 0) {
-      zero_tensor(view, stream);
-      continue;
+      zero_tensor(buffer_views_[i], stream);
+    } else {
+      run(backend, Fill{.y = buffer_views_[i], .value = buffers_[i].initial});
     }
-    const Buffer staging(view.bytes(), kCpu, "initial values");
-    const TensorView host = staging.view(view.shape(), view.dtype());
-    for (std::int64_t k = 0; k < view.numel(); ++k)
-      store(host, k, buffers_[i].initial);
-    copy_tensor(view, host, stream);
-    stream.synchronize();
   }
   stream.synchronize();
 }

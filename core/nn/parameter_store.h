@@ -6,22 +6,16 @@
 #include <vector>
 
 #include "core/base/tensor.h"
+#include "kernels/ops/initial_values.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
 
 namespace moesaic {
 
-/// How a parameter starts. The values depend on (seed, logical name, element index) alone, and are made on the host by
-/// integer and exact operations, so that every layout and backend starts from the same bits.
+/// How a parameter starts (InitialValues says what a and b are). The values depend on (seed, logical name, element
+/// index) alone, so that every layout and backend starts from the same bits.
 struct Init {
-  enum class Kind : std::uint8_t {
-    zeros,
-    ones,
-    normal,       ///< normal, std `a`, redrawn outside 3 std
-    uniform,      ///< in [a, b]
-    log_uniform,  ///< log of a number uniform in [a, b] (A_log of Kimi-Linear)
-    inverse_softplus,  ///< dt + log(1 - e^-dt), dt = max(1e-4, e^u), u uniform in [log a, log b] (dt_bias)
-  };
+  using Kind = InitialKind;
   Kind kind = Kind::normal;
   double a = 0.02;
   double b = 0.0;
@@ -144,8 +138,9 @@ class ParameterStore {
   /// one is an error that names them).
   void seal(Device device, std::span<const char> ever_trained = {});
   bool sealed() const noexcept { return sealed_; }
-  /// Fills all parameters by their Init and buffers with zeros.
-  void initialize(std::uint64_t seed, Stream& stream);
+  /// Fills all parameters by their Init and buffers with their initial values, on a stream of its own, and waits.
+  /// `num_threads`: of the CPU backend.
+  void initialize(std::uint64_t seed, int num_threads = 1);
 
   // --- kernels' side
   WeightLease acquire(StorageId id, Stream& stream) const;

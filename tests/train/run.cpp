@@ -121,8 +121,7 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode) : conf
       model_options(
           config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
   params->seal(kCpu, ever_trained(make_phases(config), *params));
-  Stream stream(kCpu, "initialise", Stream::Mode::immediate);
-  params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
+  params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
   const std::shared_ptr<const data::TokenSource> source =
       data::open_text(config.data.train.front(), config.model.vocab_size);
