@@ -232,10 +232,10 @@ void Model::backward_tail(RunContext& context,
     Tape& t = batch.tail;
     t.run(Fill{.y = dcur, .value = 0.0});
     const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
-    const TensorView dquery = t.grad(output_mix_.query);
+    const MixGradients gradients = mix_gradients(t, output_mix_, options_.hidden);
     AttnResBackward mix{.dsources = {dbank.begin(), dbank.end()},
-                        .dquery = dquery.empty() ? dquery : dquery.reshaped({options_.hidden}),
-                        .dnorm = t.grad(output_mix_.norm),
+                        .dquery = gradients.query,
+                        .dnorm = gradients.norm,
                         .dh = dh,
                         .p = t.in(p_),
                         .sources = {},
