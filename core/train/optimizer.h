@@ -67,7 +67,6 @@ class Optimizer {
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;
   void load_counters(const StateValues& values);
-  std::size_t state_bytes() const noexcept { return memory_.bytes(); }
 
  private:
   struct Entry {
@@ -77,7 +76,6 @@ class Optimizer {
     int group = 0;  // row of scalars_: parameters with as many updates share bias corrections
     TensorView m, v, momentum, average;  // [members, …] flat
   };
-  static constexpr int kMaxGroups = 16;
   TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
