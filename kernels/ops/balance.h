@@ -120,5 +120,6 @@ void launch(CpuContext& context, const BalanceBiasExact& op);
 void launch(CpuContext& context, const BalanceBiasSign& op);
 void launch(CpuContext& context, const AccumulateCounts& op);
 void launch(CpuContext& context, const BalanceFrequency& op);
+void launch(CudaContext& context, const AccumulateCounts& op);
 
 }  // namespace moesaic
