@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kThreads) combine_max_kernel(
   max_logit[h] = accumulate ? max(max_logit[h], largest) : largest;
 }
 
-// One warp per (row, head).
-template <class A, class T>
+// One warp per (row, head), N channels per access.
+template <class A, class T, int N>
 __global__ void __launch_bounds__(kThreads) statistics_kernel(A* delta,
                                                               A* log_sum,
                                                               __nv_bfloat16* rounded,
@@ -120,10 +120,16 @@ __global__ void __launch_bounds__(kThreads) statistics_kernel(A* delta,
   if (i >= rows * heads) return;
   const std::int64_t t = i / heads, h = i % heads;
   A sum = 0;
-  for (std::int64_t c = threadIdx.x % kWarp; c < dv; c += kWarp) {
-    const A x = widen<A>(d_o[i * dv + c]);
-    sum += x * o[i * dv + c];
-    if (rounded != nullptr) rounded[i * dv + c] = __float2bfloat16_rn(static_cast<float>(x));
+  for (std::int64_t c = threadIdx.x % kWarp * N; c < dv; c += kWarp * N) {
+    const auto x = load<N>(d_o + i * dv + c);
+    const auto y = load<N>(o + i * dv + c);
+    Vec<__nv_bfloat16, N> r;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      sum += widen<A>(x.v[e]) * y.v[e];
+      r.v[e] = __float2bfloat16_rn(static_cast<float>(widen<A>(x.v[e])));
+    }
+    if (rounded != nullptr) store<N>(rounded + i * dv + c, r);
   }
   sum = warp_sum(sum);
   if (threadIdx.x % kWarp == 0) {
@@ -226,18 +232,13 @@ void backward_row_statistics(cudaStream_t stream,
   const std::int64_t rows = op.o.dim(0), heads = op.o.dim(1), dv = op.o.dim(2);
   dispatch_float(op.d_o.dtype(), [&]<class T>(TypeTag<T>) {
     if constexpr (std::is_same_v<acc_t<T>, A>) {
-      statistics_kernel<A, device_t<T>>
-          <<<blocks_of(rows * heads, kThreads / kWarp), kThreads, 0, stream>>>(
-              delta,
-              log_sum,
-              rounded,
-              reinterpret_cast<const device_t<T>*>(op.d_o.as<T>()),
-              op.o.as<A>(),
-              op.lse.as<A>(),
-              rows,
-              heads,
-              dv,
-              log_sum_factor);
+      const auto* d_o = reinterpret_cast<const device_t<T>*>(op.d_o.as<T>());
+      const auto* o = op.o.as<A>();
+      const bool vectors = dv % 4 == 0 && is_aligned(d_o, 16) && is_aligned(o, 16);
+      const auto kernel =
+          vectors ? statistics_kernel<A, device_t<T>, 4> : statistics_kernel<A, device_t<T>, 1>;
+      kernel<<<blocks_of(rows * heads, kThreads / kWarp), kThreads, 0, stream>>>(
+          delta, log_sum, rounded, d_o, o, op.lse.as<A>(), rows, heads, dv, log_sum_factor);
     }
   });
   check_launch("kernel attention_backward: row statistics");

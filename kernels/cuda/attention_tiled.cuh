@@ -26,6 +26,7 @@ constexpr int kConsumerRegisters = 240;
 constexpr int kProducerRegisters = 24;
 constexpr int kZeroBarrier = 1;  // named barriers of the consumers
 constexpr int kReduceBarrier = 2;
+constexpr int kTurnBarrier = 3;  // and 4, one per warpgroup
 constexpr float kLog2E = 1.4426950408889634F;
 
 constexpr int tile_bytes(int rows, int channels) {

@@ -222,6 +222,8 @@ __device__ void consume(const Shared<Dr>& shared,
     ring.advance();
   };
 
+  // The warpgroups take turns at issuing products, so that one forms probabilities meanwhile.
+  if (group == 1) named_barrier_arrive(kTurnBarrier, kConsumerThreads);
   if (tiles.count > 0) {
     int t = tiles[tiles.count - 1];
     mbarrier_wait(&barriers.query, 0);
@@ -236,9 +238,11 @@ __device__ void consume(const Shared<Dr>& shared,
     for (int i = tiles.count - 2; i >= 0; --i) {
       const int next = tiles[i];
       mask.fetch(next);
-      logits();
       wait_value(t);
+      named_barrier_sync(kTurnBarrier + group, kConsumerThreads);
+      logits();
       add_values();
+      named_barrier_arrive(kTurnBarrier + 1 - group, kConsumerThreads);
       t = next;
       wgmma_wait<1>();
       pin_registers(s);
@@ -259,6 +263,7 @@ __device__ void consume(const Shared<Dr>& shared,
     pin_registers(o);
   }
 
+  if (group == 0) named_barrier_sync(kTurnBarrier, kConsumerThreads);
   float largest = -INFINITY;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -63,7 +63,7 @@ Problem problem_of(const Subject& subject, const Ints& lengths, std::uint64_t se
 
 }  // namespace
 
-TEST_CASE("Attention on CUDA, plain, matches the CPU at tile tails, packed, selected", "[cuda]") {
+TEST_CASE("Attention on CUDA (plain) matches the CPU at tile tails packed and selected", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
   for (const Ints& lengths : {Ints{1},
@@ -86,7 +86,7 @@ TEST_CASE("Attention on CUDA, plain, matches the CPU at tile tails, packed, sele
   }
 }
 
-TEST_CASE("Attention on CUDA, plain, matches the CPU at many widths", "[cuda]") {
+TEST_CASE("Attention on CUDA (plain) matches the CPU at many widths", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
   // The last three have more channels than one block sums.
@@ -109,7 +109,7 @@ TEST_CASE("Attention on CUDA, plain, matches the CPU at many widths", "[cuda]") 
   }
 }
 
-TEST_CASE("Attention on CUDA: many documents, and none", "[cuda]") {
+TEST_CASE("Attention on CUDA: many documents and none", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
   // More documents than the 1024 that are listed at a time.
@@ -147,7 +147,7 @@ TEST_CASE("Attention on CUDA: fewer queries than keys are the last rows", "[cuda
   }
 }
 
-TEST_CASE("Attention on CUDA: rows without keys, and the largest logit over calls", "[cuda]") {
+TEST_CASE("Attention on CUDA: rows without keys and the largest logit over calls", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
   for (const auto& subject : kSubjects) {
@@ -234,7 +234,8 @@ TEST_CASE("Attention on CUDA: a document in a pack gives the bits it gives alone
   }
 }
 
-TEST_CASE("Attention on CUDA: causal to the bit, a longer document keeps its beginning", "[cuda]") {
+TEST_CASE("Attention on CUDA: causal to the bit and a longer document keeps its beginning",
+          "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
   for (const auto& subject : kSubjects) {
