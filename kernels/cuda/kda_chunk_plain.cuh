@@ -108,15 +108,26 @@ __device__ __forceinline__ void store_block(A* out, int ld, const Block<A>& x) {
   }
 }
 
-/// Calls f(i, j) for the block's part of all 0 <= i < n, 0 <= j < m, m a multiple of 8 and n of 4: a warp takes 8 neighbouring
-/// j of 4 neighbouring i, so that memory in rows of j is read whole sectors at a time, and shared memory in padded rows of
-/// i is written without bank conflicts.
-template <class F>
-__device__ __forceinline__ void for_transposed(int n, int m, const F& f) {
-  const int tid = static_cast<int>(threadIdx.x);
-  for (int e = tid; e < n * m; e += static_cast<int>(blockDim.x)) {
-    const int piece = e / 32, j = piece % (m / 8) * 8 + e % 8, i = piece / (m / 8) * 4 + e / 8 % 4;
-    f(i, j);
+/// Moves an N x M array, AtOnce of a thread's elements read before the first of them is written: write(i, j, read(i, j)).
+/// A warp takes 8 neighbouring j of 4 neighbouring i, so that memory in rows of j is read whole sectors at a time, and
+/// shared memory in padded rows of i is written without bank conflicts.
+template <int N, int M, int AtOnce, class Read, class Write>
+__device__ __forceinline__ void move_transposed(const Read& read, const Write& write) {
+  constexpr int kCount = N * M / kThreads;
+  static_assert(N % 4 == 0 && M % 8 == 0 && kCount % AtOnce == 0 && N * M % kThreads == 0);
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x); first < N * M; first += AtOnce * kThreads) {
+    decltype(read(0, 0)) x[AtOnce];
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) {
+      const int e = first + u * kThreads, piece = e / 32;
+      x[u] = read(piece / (M / 8) * 4 + e / 8 % 4, piece % (M / 8) * 8 + e % 8);
+    }
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) {
+      const int e = first + u * kThreads, piece = e / 32;
+      write(piece / (M / 8) * 4 + e / 8 % 4, piece % (M / 8) * 8 + e % 8, x[u]);
+    }
   }
 }
 

@@ -15,6 +15,7 @@ constexpr int kThreads = 256;
 constexpr int kColumns =
     32;  // gate gradients: a block is this many groups of channels x kLanes tokens
 constexpr int kLanes = kThreads / kColumns;
+constexpr int kAhead = 4;  // rows asked for at a time, so that enough bytes are on their way
 constexpr std::int64_t kBlockTokens =
     256;  // tokens per partial sum (a multiple of it for many tokens)
 constexpr std::int64_t kMaxBlocks = 512;  // bounds the scratch of partial sums
@@ -28,10 +29,11 @@ __device__ __forceinline__ A lanes_sum(A x) {
 }
 
 /// A row of one head, as the lane at hand sees it: pieces of N channels from lane * N on. Once: there is one piece at most,
-/// so that it stays in registers between its uses.
+/// so that it stays in registers between its uses, and all loads can be asked for at the start.
 template <int N, int Lanes, bool Once>
 struct RowPieces {
-  std::int64_t size, lane;
+  std::int64_t size;
+  int lane;
 
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
@@ -42,17 +44,48 @@ struct RowPieces {
         f(c);
     }
   }
+  /// What a lane holds of a row from the start on; nothing unless Once. `valid`: the row exists.
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> ahead(const T* row, bool valid) const {
+    if (Once && valid && lane * N < size) return load<N>(row + lane * N);
+    return {};
+  }
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> piece(const Vec<T, N>& ahead,
+                                             const T* row,
+                                             std::int64_t c) const {
+    if constexpr (Once) return ahead;
+    return load<N>(row + c);
+  }
 };
+
+/// Rows one after the other, all of a warp's together: f(row, its head, whether it exists).
+template <int Rows, class F>
+__device__ __forceinline__ void for_rows(std::int64_t rows, std::int64_t heads, const F& f) {
+  const std::int64_t step = std::int64_t{gridDim.x} * Rows, first = std::int64_t{blockIdx.x} * Rows;
+  const int own = static_cast<int>(threadIdx.x) * Rows / kThreads;
+  std::int64_t h = (first + own) % heads;
+  const std::int64_t h_step = step % heads;
+  for (std::int64_t r = first; r < rows; r += step) {
+    f(r + own, h, r + own < rows);
+    h += h_step;
+    if (h >= heads) h -= heads;
+  }
+}
 
 /// out = in * rstd * scale; returns rstd. `valid`: the row exists (all lanes take part in the sum).
 template <class T, class A, int N, int Lanes, bool Once>
-__device__ __forceinline__ A
-normalise(T* out, const T* in, const RowPieces<N, Lanes, Once>& row, bool valid, A scale, A eps) {
-  Vec<T, N> x{};
+__device__ __forceinline__ A normalise(T* out,
+                                       const T* in,
+                                       const Vec<T, N>& ahead,
+                                       const RowPieces<N, Lanes, Once>& row,
+                                       bool valid,
+                                       A scale,
+                                       A eps) {
   A sum = 0;
   if (valid) {
     row.each([&](std::int64_t c) {
-      x = load<N>(in + c);
+      const auto x = row.piece(ahead, in, c);
 #pragma unroll
       for (int i = 0; i < N; ++i)
         sum += widen<A>(x.v[i]) * widen<A>(x.v[i]);
@@ -62,7 +95,7 @@ normalise(T* out, const T* in, const RowPieces<N, Lanes, Once>& row, bool valid,
   const A factor = rstd * scale;
   if (valid) {
     row.each([&](std::int64_t c) {
-      if constexpr (!Once) x = load<N>(in + c);
+      auto x = row.piece(ahead, in, c);
 #pragma unroll
       for (int i = 0; i < N; ++i)
         x.v[i] = round_to<T>(widen<A>(x.v[i]) * factor);
@@ -100,28 +133,23 @@ struct ForwardRows {
 template <class T, class B, class A, int N, int Lanes, bool Once>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(ForwardRows<T, A> io, GateArguments<T, A> gates, const B* beta_logit) {
-  constexpr int kRows = kThreads / Lanes;
   const RowPieces<N, Lanes, Once> row{io.size, static_cast<int>(threadIdx.x) % Lanes};
-  const std::int64_t step = std::int64_t{gridDim.x} * kRows;
-  // All lanes of a warp stay together for the sums, so the loop runs to the block's last row.
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRows; first < io.rows; first += step) {
-    const std::int64_t r = first + threadIdx.x / Lanes;
-    const bool valid = r < io.rows;
-    const std::int64_t at = r * io.size, h = r % io.heads;
-    Vec<T, N> z{};
-    if constexpr (Once) {
-      if (valid) row.each([&](std::int64_t c) { z = load<N>(gates.z + at + c); });
-    }
-    const A q_rstd = normalise(io.q + at, io.q_raw + at, row, valid, io.q_scale, io.eps);
-    const A k_rstd = normalise(io.k + at, io.k_raw + at, row, valid, A(1), io.eps);
-    if (!valid) continue;
+  for_rows<kThreads / Lanes>(io.rows, io.heads, [&](std::int64_t r, std::int64_t h, bool valid) {
+    const std::int64_t at = r * io.size;
+    const auto q_ahead = row.ahead(io.q_raw + at, valid), k_ahead = row.ahead(io.k_raw + at, valid),
+               z_ahead = row.ahead(gates.z + at, valid);
+    const auto bias_ahead = row.ahead(gates.bias + h * io.size, valid);
     const A scale = exp(gates.a_log[h]);
+    const A q_rstd = normalise(io.q + at, io.q_raw + at, q_ahead, row, valid, io.q_scale, io.eps);
+    const A k_rstd = normalise(io.k + at, io.k_raw + at, k_ahead, row, valid, A(1), io.eps);
+    if (!valid) return;
     row.each([&](std::int64_t c) {
-      if constexpr (!Once) z = load<N>(gates.z + at + c);
+      const auto z = row.piece(z_ahead, gates.z + at, c);
+      const auto bias = row.piece(bias_ahead, gates.bias + h * io.size, c);
       Vec<A, N> g;
 #pragma unroll
       for (int i = 0; i < N; ++i)
-        g.v[i] = gate(gates, widen<A>(z.v[i]) + gates.bias[h * io.size + c + i], scale);
+        g.v[i] = gate(gates, widen<A>(z.v[i]) + bias.v[i], scale);
       store<N>(io.g + at + c, g);
     });
     if (row.lane == 0) {
@@ -129,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
       io.k_rstd[r] = k_rstd;
       io.beta[r] = kda::sigmoid<kda::kFastMath<T>>(widen<A>(beta_logit[r]));
     }
-  }
+  });
 }
 
 /// dx = rstd scale (dy - y <y, dy> / scale^2), where y is the scaled result.
@@ -137,16 +165,16 @@ template <class T, class A, int N, int Lanes, bool Once>
 __device__ __forceinline__ void normalise_backward(T* dx,
                                                    const T* dy,
                                                    const T* y,
+                                                   const Vec<T, N>& dy_ahead,
+                                                   const Vec<T, N>& y_ahead,
                                                    const RowPieces<N, Lanes, Once>& row,
                                                    bool valid,
-                                                   const A* rstd,
+                                                   A rstd,
                                                    A scale) {
-  Vec<T, N> yv{}, d{};
   A dot = 0;
   if (valid) {
     row.each([&](std::int64_t c) {
-      yv = load<N>(y + c);
-      d = load<N>(dy + c);
+      const auto yv = row.piece(y_ahead, y, c), d = row.piece(dy_ahead, dy, c);
 #pragma unroll
       for (int i = 0; i < N; ++i)
         dot += widen<A>(yv.v[i]) * widen<A>(d.v[i]);
@@ -154,12 +182,10 @@ __device__ __forceinline__ void normalise_backward(T* dx,
   }
   dot = lanes_sum<Lanes>(dot) / (scale * scale);
   if (!valid) return;
-  const A factor = *rstd * scale;
+  const A factor = rstd * scale;
   row.each([&](std::int64_t c) {
-    if constexpr (!Once) {
-      yv = load<N>(y + c);
-      d = load<N>(dy + c);
-    }
+    const auto yv = row.piece(y_ahead, y, c);
+    auto d = row.piece(dy_ahead, dy, c);
 #pragma unroll
     for (int i = 0; i < N; ++i)
       d.v[i] = round_to<T>(factor * (widen<A>(d.v[i]) - widen<A>(yv.v[i]) * dot));
@@ -179,22 +205,21 @@ struct BackwardRows {
 template <class T, class B, class A, int N, int Lanes, bool Once>
 __global__ void __launch_bounds__(kThreads)
     rows_backward_kernel(BackwardRows<T, A> io, B* dbeta_logit, const B* beta_logit) {
-  constexpr int kRows = kThreads / Lanes;
   const RowPieces<N, Lanes, Once> row{io.size, static_cast<int>(threadIdx.x) % Lanes};
-  const std::int64_t step = std::int64_t{gridDim.x} * kRows;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRows; first < io.rows; first += step) {
-    const std::int64_t r = first + threadIdx.x / Lanes;
-    const bool valid = r < io.rows;
+  for_rows<kThreads / Lanes>(io.rows, 1, [&](std::int64_t r, std::int64_t, bool valid) {
     const std::int64_t at = r * io.size;
+    const auto dq = row.ahead(io.dq + at, valid), q = row.ahead(io.q + at, valid),
+               dk = row.ahead(io.dk + at, valid), k = row.ahead(io.k + at, valid);
+    const A q_rstd = valid ? io.q_rstd[r] : A(0), k_rstd = valid ? io.k_rstd[r] : A(0);
     normalise_backward(
-        io.dq_raw + at, io.dq + at, io.q + at, row, valid, io.q_rstd + r, io.q_scale);
-    normalise_backward(io.dk_raw + at, io.dk + at, io.k + at, row, valid, io.k_rstd + r, A(1));
+        io.dq_raw + at, io.dq + at, io.q + at, dq, q, row, valid, q_rstd, io.q_scale);
+    normalise_backward(io.dk_raw + at, io.dk + at, io.k + at, dk, k, row, valid, k_rstd, A(1));
     if (valid && row.lane == 0) {
       A s, complement;
       kda::sigmoid_pair<kda::kFastMath<T>>(widen<A>(beta_logit[r]), s, complement);
       dbeta_logit[r] = round_to<B>(io.dbeta[r] * s * complement);
     }
-  }
+  });
 }
 
 /// dz, and per block of tokens and channel the partial sums of ddt_bias and of da_log (null: not wanted). Channels are
@@ -221,28 +246,39 @@ __global__ void __launch_bounds__(kThreads) gate_backward_kernel(T* dz,
       scale[i] = exp(gates.a_log[(c + i) / size]);
       bias[i] = gates.bias[c + i];
     }
-#pragma unroll 4
-    for (std::int64_t t = begin + threadIdx.y; t < end; t += kLanes) {
-      const auto z = load<N>(gates.z + t * channels + c);
-      const auto d = load<N>(dg + t * channels + c);
-      Vec<T, N> out;
+    for (std::int64_t t0 = begin + threadIdx.y; t0 < end; t0 += kAhead * kLanes) {
+      Vec<T, N> z[kAhead];
+      Vec<A, N> d[kAhead];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const A zb = widen<A>(z.v[i]) + bias[i];
-        A grad;
-        if (gates.bounded) {
-          A s, complement;
-          kda::sigmoid_pair<kFast>(scale[i] * zb, s, complement);
-          grad = scale[i] * gates.g_min * s * complement * d.v[i];
-          da[i] += zb * grad;
-        } else {
-          grad = -scale[i] * kda::sigmoid<kFast>(zb) * d.v[i];
-          da[i] -= scale[i] * kda::softplus<kFast>(zb) * d.v[i];
-        }
-        dbias[i] += grad;
-        out.v[i] = round_to<T>(grad);
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t t = t0 + u * kLanes;
+        if (t >= end) break;
+        z[u] = load<N>(gates.z + t * channels + c);
+        d[u] = load<N>(dg + t * channels + c);
       }
-      store<N>(dz + t * channels + c, out);
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t t = t0 + u * kLanes;
+        if (t >= end) break;
+        Vec<T, N> out;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const A zb = widen<A>(z[u].v[i]) + bias[i];
+          A grad;
+          if (gates.bounded) {
+            A s, complement;
+            kda::sigmoid_pair<kFast>(scale[i] * zb, s, complement);
+            grad = scale[i] * gates.g_min * s * complement * d[u].v[i];
+            da[i] += zb * grad;
+          } else {
+            grad = -scale[i] * kda::sigmoid<kFast>(zb) * d[u].v[i];
+            da[i] -= scale[i] * kda::softplus<kFast>(zb) * d[u].v[i];
+          }
+          dbias[i] += grad;
+          out.v[i] = round_to<T>(grad);
+        }
+        store<N>(dz + t * channels + c, out);
+      }
     }
   }
   __shared__ A lanes[kLanes][2 * N][kColumns];
@@ -327,7 +363,7 @@ void forward(const CudaContext& context, const KdaPrepareForward& op) {
   const auto stream = native_stream(context);
   with_row_shape<T>(
       size,
-      {io.q, io.k, io.g, io.q_raw, io.k_raw, gates.z},
+      {io.q, io.k, io.g, io.q_raw, io.k_raw, gates.z, gates.bias},
       [&]<int N, int Lanes, bool Once>(std::integral_constant<int, N>,
                                        std::integral_constant<int, Lanes>,
                                        std::bool_constant<Once>) {

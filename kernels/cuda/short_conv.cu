@@ -17,11 +17,11 @@ using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 constexpr int kTaps = 4;
 constexpr int kColumns = 32;  // a block: this many groups of channels x kLanes runs
 constexpr int kLanes = 8;
-constexpr int kForwardRun = 16;  // tokens a thread walks
+constexpr int kForwardRun = 32;  // tokens a thread walks
 constexpr int kBackwardRun = 32;
 constexpr int kBackwardBlock =
     kBackwardRun * kLanes;  // tokens of one partial sum of dw; part of its bits
-constexpr int kAhead = 4;   // rows asked for at a time, so that enough bytes are on their way
+constexpr int kAhead = 4;   // rows asked for at a time
 
 /// The rows under the taps before the current one, oldest first, and the document they belong to.
 template <class T, class A, int N>
@@ -39,14 +39,15 @@ struct Window {
     end = documents.end(document);
     fill(rows, t, c);
   }
-  /// From the last token of a document to the first of the next one that has tokens.
-  __device__ __forceinline__ void next_document(const ConvRows<T>& rows,
-                                                const Documents& documents,
-                                                std::int64_t c) {
+  /// From the last token of a document to the first of the next one that has tokens; returns their number.
+  __device__ __forceinline__ int next_document(const ConvRows<T>& rows,
+                                               const Documents& documents,
+                                               std::int64_t c) {
     begin = end;
     while (end == begin)
       end = documents.end(++document);
     fill(rows, begin, c);
+    return static_cast<int>(end - begin);
   }
   __device__ __forceinline__ void push(const A (&current)[N]) {
 #pragma unroll
@@ -76,121 +77,172 @@ template <class A, class W, int N>
 __device__ __forceinline__ void load_taps(A (&w)[kTaps][N], const W* weight, std::int64_t c) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
+    Vec<W, kTaps> taps;
+    if constexpr (N > 1) {
+      taps = load<kTaps>(weight + (c + i) * kTaps);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j)
+        taps.v[j] = weight[c * kTaps + j];
+    }
 #pragma unroll
     for (int j = 0; j < kTaps; ++j)
-      w[j][i] = widen<A>(weight[(c + i) * kTaps + j]);
+      w[j][i] = widen<A>(taps.v[j]);
   }
 }
 
+/// The next kAhead rows of a thread's N channels: asked for before the rows at hand are used, so that enough bytes are on
+/// their way.
+template <class T, int N>
+struct Ahead {
+  Vec<T, N> v[kAhead];
+
+  /// Rows from p on, `count` of them exist.
+  __device__ __forceinline__ void ask(const T* p, std::int64_t stride, int count) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      v[u] = u < count ? load<N>(p + u * stride) : Vec<T, N>{};
+  }
+};
+
+template <class A, int N>
+__device__ __forceinline__ A
+under_taps(const A (&w)[kTaps][N], const A (&rows)[kTaps - 1][N], A current, int i) {
+  A pre = w[0][i] * rows[0][i];
+  pre += w[1][i] * rows[1][i];
+  pre += w[2][i] * rows[2][i];
+  return pre + w[3][i] * current;
+}
+
 template <class T, class W, class A, int N>
-__global__ void __launch_bounds__(kColumns* kLanes) forward_kernel(
+__global__ void __launch_bounds__(kColumns* kLanes, sizeof(A) == 4 ? 3 : 1) forward_kernel(
     T* y, ConvRows<T> rows, const W* weight, Documents documents, std::int64_t tokens, bool silu) {
+  const std::int64_t channels = rows.channels;
   const std::int64_t c = (std::int64_t{blockIdx.y} * kColumns + threadIdx.x) * N;
   const std::int64_t t0 = (std::int64_t{blockIdx.x} * kLanes + threadIdx.y) * kForwardRun;
-  if (c >= rows.channels || t0 >= tokens) return;
-  const std::int64_t t1 = min(tokens, t0 + kForwardRun);
+  if (c >= channels || t0 >= tokens) return;
+  int left = static_cast<int>(min(tokens - t0, std::int64_t{kForwardRun}));
+  const T* in = rows.x + t0 * channels + c;
+  T* out = y + t0 * channels + c;
+  Ahead<T, N> now, next;
+  now.ask(in, channels, left);
   A w[kTaps][N];
   load_taps(w, weight, c);
   Window<T, A, N> window;
   window.seek(rows, documents, t0, c);
-  for (std::int64_t base = t0; base < t1; base += kAhead) {
-    Vec<T, N> ahead[kAhead];
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      ahead[u] = base + u < t1 ? load<N>(rows.x + (base + u) * rows.channels + c) : Vec<T, N>{};
+  int to_end = static_cast<int>(window.end - t0);
+  for (; left > 0; left -= kAhead) {
+    in += kAhead * channels;
+    next.ask(in, channels, left - kAhead);
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      const std::int64_t t = base + u;
-      if (t >= t1) break;
-      if (t == window.end) window.next_document(rows, documents, c);
+      if (u >= left) break;
+      if (to_end == 0) to_end = window.next_document(rows, documents, c);
       A current[N];
-      Vec<T, N> out;
+      Vec<T, N> result;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        current[i] = widen<A>(ahead[u].v[i]);
-        A pre = w[0][i] * window.row[0][i];
-        pre += w[1][i] * window.row[1][i];
-        pre += w[2][i] * window.row[2][i];
-        pre += w[3][i] * current[i];
-        out.v[i] = round_to<T>(silu ? kda::silu<kda::kFastMath<T>>(pre) : pre);
+        current[i] = widen<A>(now.v[u].v[i]);
+        const A pre = under_taps(w, window.row, current[i], i);
+        result.v[i] = round_to<T>(silu ? kda::silu<kda::kFastMath<T>>(pre) : pre);
       }
-      store<N>(y + t * rows.channels + c, out);
+      store<N>(out, result);
+      out += channels;
       window.push(current);
+      --to_end;
     }
+    now = next;
   }
 }
 
 /// Keeps the first rows of dy of every run: the run before reads them too, maybe after dx has overwritten them.
-template <class T>
-__global__ void keep_borders_kernel(
+template <class T, int N>
+__global__ void __launch_bounds__(kColumns* kLanes) keep_borders_kernel(
     T* borders, const T* dy, std::int64_t runs, std::int64_t tokens, std::int64_t channels) {
-  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (c >= channels) return;
-  for (std::int64_t i = blockIdx.y; i < runs * (kTaps - 1); i += gridDim.y) {
-    const std::int64_t t = i / (kTaps - 1) * kBackwardRun + i % (kTaps - 1);
-    if (t < tokens) borders[i * channels + c] = dy[t * channels + c];
+  const std::int64_t c = (std::int64_t{blockIdx.y} * kColumns + threadIdx.x) * N;
+  const std::int64_t run = std::int64_t{blockIdx.x} * kLanes + threadIdx.y;
+  if (c >= channels || run >= runs) return;
+  Vec<T, N> rows[kTaps - 1];
+#pragma unroll
+  for (int i = 0; i < kTaps - 1; ++i) {
+    const std::int64_t t = run * kBackwardRun + i;
+    if (t < tokens) rows[i] = load<N>(dy + t * channels + c);
+  }
+#pragma unroll
+  for (int i = 0; i < kTaps - 1; ++i) {
+    if (run * kBackwardRun + i < tokens)
+      store<N>(borders + (run * (kTaps - 1) + i) * channels + c, rows[i]);
   }
 }
 
-/// One run. pending[m] = what dx of token t - 3 + m has got from outputs before t.
+/// A thread's run, backward. pending[m] = what dx of token t - 3 + m has got from outputs before t.
 template <class T, class W, class A, int N>
-__global__ void __launch_bounds__(kColumns* kLanes) backward_kernel(T* dx,
-                                                                    A* partials,
-                                                                    const T* dy,
-                                                                    const T* borders,
-                                                                    ConvRows<T> rows,
-                                                                    const W* weight,
-                                                                    Documents documents,
-                                                                    std::int64_t tokens,
-                                                                    bool silu) {
+__global__ void __launch_bounds__(kColumns* kLanes, sizeof(A) == 4 ? 2 : 1)
+    backward_kernel(T* dx,
+                    A* partials,
+                    const T* dy,
+                    const T* borders,
+                    ConvRows<T> rows,
+                    const W* weight,
+                    Documents documents,
+                    std::int64_t tokens,
+                    bool silu) {
+  constexpr int kBefore = kTaps - 1;
   const std::int64_t channels = rows.channels;
   const std::int64_t c = (std::int64_t{blockIdx.y} * kColumns + threadIdx.x) * N;
   const std::int64_t run = std::int64_t{blockIdx.x} * kLanes + threadIdx.y, t0 = run * kBackwardRun;
-  const std::int64_t t1 = min(tokens, t0 + kBackwardRun);
   A dw[kTaps][N] = {};
   if (c < channels && t0 < tokens) {
+    const int length = static_cast<int>(min(tokens - t0, std::int64_t{kBackwardRun}));
+    // Outputs after the run reach back into it; those of the next document are cut off below.
+    const int reach = static_cast<int>(min(tokens - t0, std::int64_t{kBackwardRun + kBefore}));
+    const std::int64_t at = t0 * channels + c;
+    Ahead<T, N> x_now, x_next, d_now, d_next;
+    const auto ask = [&](Ahead<T, N>& xs, Ahead<T, N>& ds, int i) {
+      xs.ask(rows.x + at + i * channels, channels, reach - i);
+      if (borders == nullptr ||
+          i < kBackwardRun) {  // a group of rows is before the border or after it
+        ds.ask(dy + at + i * channels, channels, reach - i);
+      } else {
+        ds.ask(borders + (run + 1) * kBefore * channels + c, channels, reach - i);
+      }
+    };
+    static_assert(kBackwardRun % kAhead == 0 && kBefore <= kAhead);
+    ask(x_now, d_now, 0);
     A w[kTaps][N];
     load_taps(w, weight, c);
     Window<T, A, N> window;
     window.seek(rows, documents, t0, c);
-    A pending[kTaps - 1][N] = {};
-    std::int64_t first = t0;  // of this run and the document at hand
-    const auto store_dx = [&](std::int64_t s, const A(&sum)[N]) {
-      if (s < first || s >= t1) return;
-      Vec<T, N> out;
+    int end =
+        static_cast<int>(min(window.end - t0, std::int64_t{reach}));  // of the document at hand
+    int first = 0;  // token of the run and of that document
+    A pending[kBefore][N] = {};
+    const auto store_dx = [&](int s, const A(&sum)[N]) {
+      if (s < first || s >= length) return;
+      Vec<T, N> result;
 #pragma unroll
       for (int i = 0; i < N; ++i)
-        out.v[i] = round_to<T>(sum[i]);
-      store<N>(dx + s * channels + c, out);
+        result.v[i] = round_to<T>(sum[i]);
+      store<N>(dx + at + s * channels, result);
     };
-    const auto flush = [&](std::int64_t end) {
+    const auto flush = [&](int stop) {
 #pragma unroll
-      for (int m = 0; m < kTaps - 1; ++m)
-        store_dx(end - (kTaps - 1) + m, pending[m]);
+      for (int m = 0; m < kBefore; ++m)
+        store_dx(stop - kBefore + m, pending[m]);
     };
-    std::int64_t t = t0;
+    int t = 0;
     for (bool more = true; more;) {
-      Vec<T, N> x_ahead[kAhead], dy_ahead[kAhead];
-      // Beyond the run only its last document counts; inside, a later document may begin, which changes nothing here.
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const std::int64_t s = t + u;
-        x_ahead[u] = dy_ahead[u] = Vec<T, N>{};
-        if (s >= tokens || s >= t1 + kTaps - 1) continue;
-        x_ahead[u] = load<N>(rows.x + s * channels + c);
-        dy_ahead[u] = s >= t1 && borders != nullptr
-                          ? load<N>(borders + ((run + 1) * (kTaps - 1) + (s - t1)) * channels + c)
-                          : load<N>(dy + s * channels + c);
-      }
+      ask(x_next, d_next, t + kAhead);
 #pragma unroll
       for (int u = 0; u < kAhead; ++u, ++t) {
-        if (t >= t1 && (t == window.end || t == t1 + kTaps - 1)) {
-          more = false;
-          break;
-        }
-        if (t == window.end) {
+        if (t == end) {
           flush(t);
-          window.next_document(rows, documents, c);
+          if (t >= length) {
+            more = false;
+            break;
+          }
+          end = static_cast<int>(
+              min(std::int64_t{t} + window.next_document(rows, documents, c), std::int64_t{reach}));
           first = t;
 #pragma unroll
           for (int i = 0; i < N; ++i)
@@ -199,33 +251,31 @@ __global__ void __launch_bounds__(kColumns* kLanes) backward_kernel(T* dx,
         A current[N], done[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          current[i] = widen<A>(x_ahead[u].v[i]);
-          A d = widen<A>(dy_ahead[u].v[i]);
+          current[i] = widen<A>(x_now.v[u].v[i]);
+          A g = widen<A>(d_now.v[u].v[i]);
           if (silu) {
-            A pre = w[0][i] * window.row[0][i];
-            pre += w[1][i] * window.row[1][i];
-            pre += w[2][i] * window.row[2][i];
-            pre += w[3][i] * current[i];
+            const A pre = under_taps(w, window.row, current[i], i);
             A s, complement;
             kda::sigmoid_pair<kda::kFastMath<T>>(pre, s, complement);
-            d = d * s * (A(1) + pre * complement);
+            g = g * s * (A(1) + pre * complement);
           }
-          done[i] = pending[0][i] + w[0][i] * d;
-          pending[0][i] = pending[1][i] + w[1][i] * d;
-          pending[1][i] = pending[2][i] + w[2][i] * d;
-          pending[2][i] = w[3][i] * d;
-          if (t < t1) {
-            dw[0][i] += d * window.row[0][i];
-            dw[1][i] += d * window.row[1][i];
-            dw[2][i] += d * window.row[2][i];
-            dw[3][i] += d * current[i];
+          done[i] = pending[0][i] + w[0][i] * g;
+          pending[0][i] = pending[1][i] + w[1][i] * g;
+          pending[1][i] = pending[2][i] + w[2][i] * g;
+          pending[2][i] = w[3][i] * g;
+          if (t < length) {
+            dw[0][i] += g * window.row[0][i];
+            dw[1][i] += g * window.row[1][i];
+            dw[2][i] += g * window.row[2][i];
+            dw[3][i] += g * current[i];
           }
         }
-        store_dx(t - (kTaps - 1), done);
+        store_dx(t - kBefore, done);
         window.push(current);
       }
+      x_now = x_next;
+      d_now = d_next;
     }
-    flush(t);
   }
   if (partials == nullptr) return;
   __shared__ A lanes[kLanes][kTaps * N][kColumns];
@@ -246,18 +296,15 @@ __global__ void __launch_bounds__(kColumns* kLanes) backward_kernel(T* dx,
   }
 }
 
-// Calls f with the channels of one access: `bytes` of T, or 1 unless every row starts aligned.
+// Calls f with the channels of one access, 4 or 2 (8 or 16 bytes), or 1 unless every row starts aligned.
 template <class T, class F>
-void with_vector(std::int64_t channels,
-                 int bytes,
-                 std::initializer_list<const void*> pointers,
-                 F&& f) {
-  bool wide = channels * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
+void with_vector(std::int64_t channels, std::initializer_list<const void*> pointers, F&& f) {
+  constexpr int kWide = sizeof(T) == 2 ? 4 : 2;
+  bool wide = channels % kWide == 0;
   for (const void* p : pointers)
     wide = wide && is_aligned(p, 16);
-  if (!wide) return f(std::integral_constant<int, 1>{});
-  if (bytes == 8 && sizeof(T) == 2) return f(std::integral_constant<int, 4>{});
-  f(std::integral_constant<int, 16 / sizeof(T)>{});
+  if (wide) return f(std::integral_constant<int, kWide>{});
+  f(std::integral_constant<int, 1>{});
 }
 dim3 run_grid(std::int64_t tokens, int run, std::int64_t channels, int n) {
   return {static_cast<unsigned>((tokens + run * kLanes - 1) / (run * kLanes)),
@@ -294,7 +341,7 @@ void forward(const CudaContext& context, const ShortConvForward& op) {
   if (op.w.dim(1) != kTaps)
     return conv_any_forward<A>(context, stream, y, rows, w, documents_of(op), tokens, op.silu);
   with_vector<T>(
-      channels, 16, {y, rows.x, rows.history}, [&]<int N>(std::integral_constant<int, N>) {
+      channels, {y, rows.x, rows.history, w}, [&]<int N>(std::integral_constant<int, N>) {
         forward_kernel<D, device_t<W>, A, N>
             <<<run_grid(tokens, kForwardRun, channels, N), dim3(kColumns, kLanes), 0, stream>>>(
                 y, rows, w, documents_of(op), tokens, op.silu);
@@ -333,21 +380,18 @@ void backward_four(const CudaContext& context,
   const auto* w = reinterpret_cast<const device_t<W>*>(op.w.as<W>());
   auto* dx = reinterpret_cast<D*>(op.dx.as<T>());
   const auto* dy = reinterpret_cast<const D*>(op.dy.as<T>());
-  D* borders = nullptr;
-  if (dx == dy) {
-    borders = reinterpret_cast<D*>(scratch.borders.as<T>());
-    const std::int64_t runs = backward_runs(tokens);
-    const dim3 grid(static_cast<unsigned>((channels + 255) / 256),
-                    static_cast<unsigned>(std::min<std::int64_t>(runs * (kTaps - 1), 4096)));
-    keep_borders_kernel<<<grid, 256, 0, stream>>>(borders, dy, runs, tokens, channels);
-    check_launch("kernel short_conv_backward: borders of runs");
-  }
-  with_vector<
-      T>(channels, 8, {dx, dy, rows.x, rows.history}, [&]<int N>(std::integral_constant<int, N>) {
-    backward_kernel<D, device_t<W>, A, N>
-        <<<run_grid(tokens, kBackwardRun, channels, N), dim3(kColumns, kLanes), 0, stream>>>(
+  D* borders = dx == dy ? reinterpret_cast<D*>(scratch.borders.as<T>()) : nullptr;
+  with_vector<T>(
+      channels, {dx, dy, rows.x, rows.history, w}, [&]<int N>(std::integral_constant<int, N>) {
+        const dim3 grid = run_grid(tokens, kBackwardRun, channels, N), block(kColumns, kLanes);
+        if (borders != nullptr) {
+          keep_borders_kernel<D, N>
+              <<<grid, block, 0, stream>>>(borders, dy, backward_runs(tokens), tokens, channels);
+          check_launch("kernel short_conv_backward: borders of runs");
+        }
+        backward_kernel<D, device_t<W>, A, N><<<grid, block, 0, stream>>>(
             dx, scratch.partials.as<A>(), dy, borders, rows, w, documents_of(op), tokens, op.silu);
-  });
+      });
   check_launch("kernel short_conv_backward");
 }
 
