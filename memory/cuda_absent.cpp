@@ -9,6 +9,9 @@ namespace {
 }
 }  // namespace
 
+bool is_built() noexcept {
+  return false;
+}
 int device_count() noexcept {
   return 0;
 }

@@ -9,6 +9,7 @@
 
 namespace moesaic::cuda {
 
+bool is_built() noexcept;     ///< whether this program holds CUDA code
 int device_count() noexcept;  ///< 0 without CUDA, without a driver or without a device
 /// Why `device` cannot run this build (not built with CUDA, no driver or too old a one, no such device, another
 /// architecture than the kernels were compiled for), with what to do; empty when it can.

@@ -58,7 +58,7 @@ struct Result {
 };
 
 Result measure(const config::Config& config, const StepOptions& options) {
-  apps::Assembly assembly = apps::assemble(config, true);
+  apps::Assembly assembly = apps::assemble(config, true, apps::resolve_device(config));
   const std::int64_t length = config.data.sequence_length;
   const auto tokens = std::make_shared<RandomTokens>(
       4 * config.train.global_batch_size, length, config.model.vocab_size);

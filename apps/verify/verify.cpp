@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/assembly.h"
+
 namespace moesaic::verify {
 namespace {
 
@@ -38,12 +40,6 @@ std::vector<fs::path> case_files(const fs::path& cases) {
     throw UsageError(fmt::format("--cases {}: no .safetensors file there", cases.string()));
   std::sort(files.begin(), files.end());
   return files;
-}
-
-Device device_from_name(const std::string& name) {
-  if (name == "cpu") return kCpu;
-  if (name == "cuda") return {Device::Kind::cuda, 0};
-  throw UsageError(fmt::format("--device {}: allowed are cpu, cuda", name));
 }
 
 const char* text(CaseResult::Status status) {
@@ -129,7 +125,7 @@ CaseResult run_case(const fs::path& path, Backend& backend, const Precision& pre
 int run_verify(const VerifyOptions& options, std::ostream& out) {
   const Precision precision = precision_from_name(options.dtype);
   BackendOwner::Options backend_options;
-  backend_options.device = device_from_name(options.device);
+  backend_options.device = apps::device_from_name(options.device);
   backend_options.num_threads = options.num_threads;
   backend_options.scratch_bytes = kScratchBytes;
   const std::vector<fs::path> files = case_files(options.cases);

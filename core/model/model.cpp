@@ -49,9 +49,11 @@ Model::Model(ParameterStore& params, const ModelOptions& options)
     o.dense = options.dense;
     o.moe = options.moe;
     o.residual = residuals[l];
+    first_storage_.push_back(params.next_storage());
     layers_.push_back(
         std::make_unique<DecoderLayer>(params, prefix + "layers." + std::to_string(l) + ".", o));
   }
+  first_storage_.push_back(params.next_storage());
   final_bank_ = residuals.empty() ? 0 : residuals.back().bank_size_after();
   if (options.residual == ResidualKind::attention)
     output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
@@ -262,11 +264,18 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
   }
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
     context.weight_gradients.hold(std::move(mark));
+  const auto is_final = [&](std::size_t l) {
+    if (context.gradients_final &&
+        context.weight_gradients.mode() == WeightGradients::Mode::at_once)
+      context.gradients_final(first_storage_[l]);
+  };
   backward_tail(context, batch, dcur, dbank);
+  is_final(layers_.size());
   for (std::size_t l = layers_.size(); l-- > 0;) {
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
     layers_[l]->backward(
         context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));
+    is_final(l);
   }
   batch.embed.backward(context, [&] {
     Tape& t = batch.embed;

@@ -35,7 +35,8 @@ class Model {
 
   /// Adds to the losses; in training also the head's weight gradient, and leaves what backward needs in the slot.
   void forward(RunContext& context, MicroBatch& batch);
-  /// Adds all parameter gradients. Deferred weight gradients are left for WeightGradients::flush().
+  /// Adds all parameter gradients, last layer first, and says through context.gradients_final how far it is. Deferred
+  /// weight gradients are left for WeightGradients::flush().
   void backward(RunContext& context, MicroBatch& batch);
 
   /// The normalised hidden states [T, d] after forward, and the logits of rows of them.
@@ -67,6 +68,7 @@ class Model {
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
+  std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;

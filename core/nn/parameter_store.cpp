@@ -100,6 +100,32 @@ BufferId ParameterStore::declare_buffer(BufferSpec spec) {
   return {static_cast<std::int32_t>(buffers_.size() - 1)};
 }
 
+void ParameterStore::seal_pretend(Device device, std::span<const char> ever_trained) {
+  pretend_ = true;
+  seal(device, ever_trained);
+}
+
+Buffer ParameterStore::allocate(std::size_t bytes, const std::string& tag) const {
+  return pretend_ ? Buffer::pretend(bytes, device_) : Buffer(bytes, device_, tag);
+}
+
+std::vector<MemoryUse> ParameterStore::memory_use() const {
+  return {{"weights", weight_memory_.bytes()},
+          {"master weights", master_memory_.bytes()},
+          {"gradients", grad_memory_.bytes()},
+          {"expert slots", slot_memory_.bytes()},
+          {"persistent buffers", buffer_memory_.bytes()}};
+}
+
+std::int64_t ParameterStore::gradients_begin(StorageId first) const {
+  for (auto i = static_cast<std::size_t>(first.index); i < storages_.size(); ++i) {
+    const TensorView& grad = storages_[i].grad;
+    if (!grad.empty())
+      return (grad.data() - grads_.data()) / static_cast<std::int64_t>(byte_size(grads_.dtype()));
+  }
+  return grads_.numel();
+}
+
 void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   MOESAIC_CHECK(!sealed_, "sealed twice");
   MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(),
@@ -130,11 +156,11 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
       grad_elements +=
           static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
   }
-  weight_memory_ = Buffer(weight_bytes, device, "weights");
-  if (master_bytes > 0) master_memory_ = Buffer(master_bytes, device, "master weights");
-  grad_memory_ = Buffer(
-      byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), device, "gradients");
-  if (slot_bytes > 0) slot_memory_ = Buffer(slot_bytes, device, "expert slots");
+  weight_memory_ = allocate(weight_bytes, "weights");
+  if (master_bytes > 0) master_memory_ = allocate(master_bytes, "master weights");
+  grad_memory_ =
+      allocate(byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), "gradients");
+  if (slot_bytes > 0) slot_memory_ = allocate(slot_bytes, "expert slots");
   grads_ = grad_memory_.view({grad_elements}, precision_.grad);
 
   std::size_t w = 0, m = 0, g = 0, t = 0;
@@ -161,7 +187,7 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   std::size_t buffer_bytes = 0;
   for (const auto& b : buffers_)
     buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
-  if (buffer_bytes > 0) buffer_memory_ = Buffer(buffer_bytes, device, "persistent buffers");
+  if (buffer_bytes > 0) buffer_memory_ = allocate(buffer_bytes, "persistent buffers");
   std::size_t offset = 0;
   for (const auto& b : buffers_) {
     buffer_views_.push_back(buffer_memory_.view(b.shape, b.dtype, offset));

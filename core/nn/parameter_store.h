@@ -137,7 +137,14 @@ class ParameterStore {
   /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
   /// one is an error that names them).
   void seal(Device device, std::span<const char> ever_trained = {});
+  /// The same on memory that is not there, for dry runs that find out what a run needs.
+  void seal_pretend(Device device, std::span<const char> ever_trained = {});
   bool sealed() const noexcept { return sealed_; }
+  bool is_pretend() const noexcept { return pretend_; }
+  /// Memory like that of the store: on its device, and pretend when the store is.
+  Buffer allocate(std::size_t bytes, const std::string& tag) const;
+  /// What the store itself holds, by tag.
+  std::vector<MemoryUse> memory_use() const;
   /// Fills all parameters by their Init and buffers with their initial values, on a stream of its own, and waits.
   /// `num_threads`: of the CPU backend.
   void initialize(std::uint64_t seed, int num_threads = 1);
@@ -171,6 +178,10 @@ class ParameterStore {
   }
 
   TensorView all_grads() const { return grads_; }  ///< one flat span
+  /// The storage that the next declaration makes, before seal().
+  StorageId next_storage() const noexcept { return {static_cast<std::int32_t>(storages_.size())}; }
+  /// Where the gradients of storages from `first` on begin in all_grads(), in elements.
+  std::int64_t gradients_begin(StorageId first) const;
   void zero_grads(Stream& stream) const;
   /// Rounds masters into the weights that kernels read (a no-op where they are the same memory).
   bool masters_are_weights(ParamId id) const;
@@ -206,7 +217,7 @@ class ParameterStore {
   std::vector<TensorView> buffer_views_;
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
   TensorView grads_;
-  bool sealed_ = false;
+  bool sealed_ = false, pretend_ = false;
 };
 
 }  // namespace moesaic

@@ -44,7 +44,7 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     if (options.ema_decay) elements += aligned(spec.count());
   }
   const auto bytes = static_cast<std::size_t>(elements) * byte_size(master);
-  memory_ = Buffer(bytes, params.device(), "optimizer state");
+  memory_ = params.allocate(bytes, "optimizer state");
   std::int64_t at = 0;
   const TensorView all = memory_.view({elements}, master);
   const auto take = [&](std::int64_t n) {
@@ -66,24 +66,40 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
   const std::size_t scalar_bytes =
       static_cast<std::size_t>(max_groups * kNumStepScalars) * byte_size(master);
-  small_ = Buffer((scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
-                  params.device(),
-                  "step scalars");
+  small_ = params.allocate(
+      (scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
+      "step scalars");
   scalars_ = small_.view({max_groups, kNumStepScalars}, master);
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
-  host_ = Buffer(scalar_bytes + 64, kCpu, "step scalars, host");
+  host_ = make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
   host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
+  host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
   group_updates_ = {0};
+  clear_state();
   if (!options.skip_untouched) return;
   std::int64_t most = 0;
   for (const ParameterSpec& spec : params.params())
     most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
   if (most == 0) return;
-  member_memory_ = Buffer(static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master),
-                          params.device(),
-                          "step scalars");
+  member_memory_ = params.allocate(
+      static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), "step scalars");
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
+}
+
+// Device memory starts with anything.
+void Optimizer::clear_state() {
+  Stream stream(params_.device(),
+                "optimizer state",
+                params_.is_pretend() ? Stream::Mode::dry : Stream::Mode::immediate);
+  if (memory_.bytes() > 0)
+    zero_tensor(memory_.view({static_cast<std::int64_t>(memory_.bytes())}, DType::u8), stream);
+  if (!params_.is_pretend()) stream.synchronize();
+}
+
+std::vector<MemoryUse> Optimizer::memory_use() const {
+  return {{"optimizer state", memory_.bytes()},
+          {"step scalars", small_.bytes() + member_memory_.bytes()}};
 }
 
 TensorView Optimizer::member_of(const TensorView& all, ParamId id, std::int64_t member) const {
@@ -260,16 +276,23 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
   }
 }
 
-Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
-  const TensorView norm_host = host_.view({1}, DType::f64, host_scalars_.bytes() / 8 * 8);
+void Optimizer::download_outcome(Stream& stream) {
   copy_tensor(host_scalars_, scalars_, stream);
-  copy_tensor(norm_host, norm_, stream);
-  stream.synchronize();
+  copy_tensor(host_norm_, norm_, stream);
+}
+
+Optimizer::Outcome Optimizer::outcome() const {
   const int skip = index_of(StepScalar::skip);
   const double flag = host_scalars_.dtype() == DType::f64
                           ? host_scalars_.as<double>()[skip]
                           : static_cast<double>(host_scalars_.as<float>()[skip]);
-  return {norm_host.as<double>()[0], flag != 0.0};
+  return {host_norm_.as<double>()[0], flag != 0.0};
+}
+
+Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
+  download_outcome(stream);
+  stream.synchronize();
+  return outcome();
 }
 
 void Optimizer::end_step(const Outcome& outcome) {

@@ -52,11 +52,15 @@ class Optimizer {
   /// Moves the averages of the weights on (ema_decay), after everything that changes weights.
   void average(Backend& backend);
 
-  /// After the stream was synchronised: norm before clipping and whether the step was skipped, on the host.
+  /// Norm before clipping and whether the step was skipped, on the host.
   struct Outcome {
     double grad_norm = 0;
     bool skipped = false;
   };
+  /// Enqueues the copies that outcome() reads once the stream has passed them.
+  void download_outcome(Stream& stream);
+  Outcome outcome() const;
+  /// Both, with the wait in between.
   Outcome read_outcome(Stream& stream);
   /// Counts an update; call with what read_outcome() said.
   void end_step(const Outcome& outcome);
@@ -67,6 +71,8 @@ class Optimizer {
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;
   void load_counters(const StateValues& values);
+  /// Device memory by tag.
+  std::vector<MemoryUse> memory_use() const;
 
  private:
   struct Entry {
@@ -76,6 +82,7 @@ class Optimizer {
     int group = 0;  // row of scalars_: parameters with as many updates share bias corrections
     TensorView m, v, momentum, average;  // [members, …] flat
   };
+  void clear_state();
   TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
@@ -85,7 +92,7 @@ class Optimizer {
   OptimizerOptions options_;
   std::vector<Entry> entries_;
   Buffer memory_, small_;
-  TensorView scalars_, host_scalars_, partials_, norm_;
+  TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
   std::vector<std::int64_t> group_updates_;

@@ -82,4 +82,56 @@ StepMemory measure_step(Model& model,
   return memory;
 }
 
+StepMemory measure_run(const config::Config& config,
+                       const std::vector<Phase>& phases,
+                       Model& model,
+                       ParameterStore& params,
+                       Optimizer* optimizer,
+                       Device device,
+                       const RecomputePolicy& policy) {
+  StepMemory most;
+  for (const Phase& phase : phases) {
+    // Dense attention needs other temporaries than sparse.
+    model.set_sparse_stage(phase.sparse);
+    const StepMemory m =
+        measure_step(model,
+                     params,
+                     optimizer,
+                     device,
+                     static_cast<int>(config.run.threads),
+                     {.tokens = phase.sequence_length * config.train.micro_batch_size,
+                      .step_tokens = phase.sequence_length * config.train.global_batch_size,
+                      .mtp = config.model.mtp.num_nextn_predict_layers > 0},
+                     policy);
+    most.scratch = std::max(most.scratch, m.scratch);
+    most.transient = std::max(most.transient, m.transient);
+    most.slot = std::max(most.slot, m.slot);
+  }
+  return most;
+}
+
+StepBuffers step_buffers(const config::Config& config,
+                         const std::vector<Phase>& phases,
+                         Model& model,
+                         const ParameterStore& params,
+                         int ranks) {
+  const auto& train = config.train;
+  StepBuffers sizes;
+  sizes.micro_batches = train.global_batch_size / ranks / train.micro_batch_size;
+  std::int64_t experts = 0;  // over all layers with the exact rule
+  for (const auto& named : model.moe_layers()) {
+    const MoeOptions& o = named.moe->options();
+    experts += o.bias_rule == BiasRule::quantile_exact ? o.experts : 0;
+  }
+  for (const Phase& phase : phases) {
+    sizes.micro_batch_tokens =
+        std::max(sizes.micro_batch_tokens, phase.sequence_length * train.micro_batch_size);
+    const auto margins =
+        static_cast<std::size_t>(phase.sequence_length * train.global_batch_size * experts) *
+        byte_size(params.precision().stats);
+    sizes.margins = std::max(sizes.margins, margins);
+  }
+  return sizes;
+}
+
 }  // namespace moesaic

@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
 
+#include "core/config/config.h"
 #include "core/model/model.h"
 #include "core/train/optimizer.h"
+#include "core/train/phases.h"
 
 namespace moesaic {
 
@@ -12,6 +14,18 @@ struct StepMemory {
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
   std::size_t slot = 0;       ///< saved activations of one micro-batch
 };
+
+/// What a run keeps beside them for its batches, for the phase that needs most.
+struct StepBuffers {
+  std::int64_t micro_batches = 0;       ///< of one rank in a step
+  std::int64_t micro_batch_tokens = 0;  ///< at most
+  std::size_t margins = 0;              ///< bytes that the exact balancing rule needs
+};
+StepBuffers step_buffers(const config::Config& config,
+                         const std::vector<Phase>& phases,
+                         Model& model,
+                         const ParameterStore& params,
+                         int ranks);
 
 struct StepExtents {
   std::int64_t tokens = 0;       ///< of a micro-batch
@@ -28,5 +42,14 @@ StepMemory measure_step(Model& model,
                         int num_threads,
                         const StepExtents& extents,
                         const RecomputePolicy& policy);
+
+/// The most of every kind over all phases of a run.
+StepMemory measure_run(const config::Config& config,
+                       const std::vector<Phase>& phases,
+                       Model& model,
+                       ParameterStore& params,
+                       Optimizer* optimizer,
+                       Device device,
+                       const RecomputePolicy& policy);
 
 }  // namespace moesaic

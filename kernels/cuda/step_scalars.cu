@@ -1,4 +1,4 @@
-// Small ops on the step's scalars and counts: GuardFinite, MemberScalars, AccumulateCounts.
+// Small ops on the step's scalars: GuardFinite, MemberScalars.
 #include "kernels/cuda/launch.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/guard.h"
@@ -34,14 +34,6 @@ __global__ void __launch_bounds__(kThreads)
     const bool idle = slot == index_of(StepScalar::skip) && counts[member] == 0;
     rows[i] = idle ? T(1) : scalars[slot];
   }
-}
-
-template <class N>
-__global__ void __launch_bounds__(kThreads)
-    accumulate_kernel(std::int64_t* total, const N* counts, std::int64_t n) {
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
-       i += std::int64_t{gridDim.x} * kThreads)
-    total[i] += counts[i];
 }
 
 template <class F>
@@ -85,18 +77,6 @@ void launch(CudaContext& context, const MemberScalars& op) {
     });
   });
   check_launch("kernel member_scalars");
-}
-
-void launch(CudaContext& context, const AccumulateCounts& op) {
-  if (is_dry(context) || op.total.numel() == 0) return;
-  dispatch_int(op.counts.dtype(), [&]<class N>(TypeTag<N>) {
-    accumulate_kernel<<<element_grid(context, op.total.numel()),
-                        kThreads,
-                        0,
-                        native_stream(context)>>>(
-        op.total.as<std::int64_t>(), op.counts.as<N>(), op.total.numel());
-  });
-  check_launch("kernel accumulate_counts");
 }
 
 }  // namespace moesaic

@@ -68,6 +68,10 @@ void use_device(Device device) {
   MOESAIC_CUDA_CALL(cudaSetDevice(device.ordinal));
 }
 
+bool is_built() noexcept {
+  return true;
+}
+
 int device_count() noexcept {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
