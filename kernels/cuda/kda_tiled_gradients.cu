@@ -63,27 +63,25 @@ struct Block {
 
 /// A channel's tokens in one tile.
 struct Tokens {
-  float alpha[kKdaTokens];
-  std::uint32_t qk[kKdaTokens];  // bf16 q (low), k (high)
-  unsigned forgets;              // bit i: the decay is too strong for a gradient
+  float alpha[kKdaTokens], q[kKdaTokens], k[kKdaTokens];
+  unsigned forgets;  // bit i: the decay is too strong for a gradient
 
-  __device__ __forceinline__ float q(int i) const { return low_half(qk[i]); }
-  __device__ __forceinline__ float k(int i) const { return high_half(qk[i]); }
   __device__ __forceinline__ void load(const Block& b, int begin, int channel) {
-    const auto* q = static_cast<const std::uint16_t*>(b.in.q);
-    const auto* k = static_cast<const std::uint16_t*>(b.in.k);
+    const auto* queries = static_cast<const b16*>(b.in.q);
+    const auto* keys = static_cast<const b16*>(b.in.k);
     const std::int64_t stride = std::int64_t{b.in.heads} * kKdaDim;
     std::int64_t at = b.at(begin, channel);
     forgets = 0;
 #pragma unroll
     for (int i = 0; i < kKdaTokens; ++i, at += stride) {
       alpha[i] = 1.0f;
-      qk[i] = 0;
+      q[i] = k[i] = 0.0f;
       if (begin + i < b.chunk.tokens) {
         const float g = b.in.g[at];
         alpha[i] = decay_of(g);
         if (g < -20.0f) forgets |= 1U << i;
-        qk[i] = q[at] | (static_cast<std::uint32_t>(k[at]) << 16);
+        q[i] = __bfloat162float(queries[at]);
+        k[i] = __bfloat162float(keys[at]);
       }
     }
   }
@@ -125,12 +123,12 @@ __device__ void load_operands(Shared& s,
 #pragma unroll
   for (int i = 0; i < kKdaTokens; ++i) {
     first *= x.alpha[i];
-    s.q_row[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.q(i) * first);
-    s.k_row_scaled[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.k(i) * first);
+    s.q_row[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.q[i] * first);
+    s.k_row_scaled[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.k[i] * first);
   }
 #pragma unroll
   for (int i = kKdaTokens - 1; i >= 0; --i) {
-    s.k_end[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.k(i) * rest);
+    s.k_end[WideTile128::at(begin + i, c)] = __float2bfloat16_rn(x.k[i] * rest);
     rest *= x.alpha[i];
   }
   s.decay[tile][c] = first;
@@ -380,15 +378,15 @@ __device__ __forceinline__ void finish_rows(
       const auto dp = load<4>(&s.dp_tile[tile][r][four]), da = load<4>(&s.da_tile[tile][r][four]);
 #pragma unroll
       for (int i = four; i < four + 4 && i < r; ++i) {
-        row_q = row_q * x.alpha[i] + dp.v[i - four] * x.k(i);
-        row_k = row_k * x.alpha[i] + da.v[i - four] * x.k(i);
+        row_q = row_q * x.alpha[i] + dp.v[i - four] * x.k[i];
+        row_k = row_k * x.alpha[i] + da.v[i - four] * x.k[i];
       }
     }
     row_q *= x.alpha[r];
     row_k *= x.alpha[r];
     first *= x.alpha[r];
     const int at = sum_at(begin + r, c);
-    const float q = x.q(r), k = x.k(r), dq = s.dq[at], k_row = s.k_row[at];
+    const float q = x.q[r], k = x.k[r], dq = s.dq[at], k_row = s.k_row[at];
     s.dq[at] = rounded(q * first) * dq + rounded(k * first) * k_row + q * row_q + k * row_k;
     s.k_row[at] = first * k_row + row_k;
     s.out_q[WideTile128::at(begin + r, c)] =
@@ -403,7 +401,7 @@ __device__ __forceinline__ float finish_columns(
   float column[kKdaTokens] = {}, rest = 1.0f, running = 0.0f;
 #pragma unroll
   for (int r = kKdaTokens - 1; r >= 0; --r) {
-    const float q = x.q(r), k = x.k(r);
+    const float q = x.q[r], k = x.k[r];
 #pragma unroll
     for (int four = 0; four < r; four += 4) {
       const auto dp = load<4>(&s.dp_tile[tile][r][four]), da = load<4>(&s.da_tile[tile][r][four]);
@@ -453,10 +451,19 @@ __device__ void finish(Shared& s, const Block& b) {
     dg = (x.forgets >> r & 1U) != 0 ? 0.0f : dg + later;
   }
   __syncthreads();
+  const bool aligned = is_aligned_16(b.out.dg);
   for (int i = b.thread; i < kKdaChunk * kKdaDim / 4; i += kThreads) {
     const int row = i / (kKdaDim / 4), column = i % (kKdaDim / 4) * 4;
-    if (row < b.chunk.tokens)
-      store<4>(b.out.dg + b.at(row, column), load<4>(&s.dq[sum_at(row, column)]));
+    if (row >= b.chunk.tokens) continue;
+    const auto four = load<4>(&s.dq[sum_at(row, column)]);
+    float* to = b.out.dg + b.at(row, column);
+    if (aligned) {
+      store<4>(to, four);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        to[j] = four.v[j];
+    }
   }
 }
 

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "kernels/cuda/kda_chunk.h"
+#include "kernels/ops/kda_chunk.h"
 #include "tests/support/device_tensors.h"
 
 namespace moesaic::test {
@@ -100,6 +100,11 @@ Errors errors_of(ConstTensorView got, const double* want, std::int64_t heads, st
   });
   return e;
 }
+
+struct Paths : PathObserver {
+  void ran(const char*, const char* path) override { last = path; }
+  std::string last;
+};
 
 class Run {
  public:
@@ -220,29 +225,20 @@ class Run {
     const auto on_device = r.all(), on_host = host.all();
     for (std::size_t i = 0; i < on_device.size(); ++i)
       copy_tensor(on_device[i]->view(), on_host[i]->view(), cuda.stream());
-    cuda.scratch().poison(cuda.stream());
     OwnedTensor saved;
     if (c_.saved)
       saved = OwnedTensor({kda_saved_numel(c_.tokens(), c_.documents(), c_.heads, kDim, kDim, 64)},
                           DType::f32,
                           kCuda);
-    auto& context = std::get<CudaContext>(cuda.backend());
-    both(
-        r,
-        saved.view(),
-        cu_device_.view(),
-        [](const Exact& x) { return x.device.view(); },
-        [&](const KdaChunkForward& op) {
-          op.check();
-          REQUIRE(cuda::kda_tiled_takes(op));
-          cuda::kda_tiled_forward(context, op);
-        },
-        [&](const KdaChunkBackward& op) {
-          op.check();
-          REQUIRE(cuda::kda_tiled_takes(op));
-          cuda.scratch().poison(cuda.stream());
-          cuda::kda_tiled_backward(context, op);
-        });
+    Paths paths;
+    std::get<CudaContext>(cuda.backend()).paths = &paths;
+    const auto run_op = [&](const auto& op) {
+      cuda.scratch().poison(cuda.stream());
+      run(cuda.backend(), op);
+      CHECK(paths.last == "tiled");
+    };
+    both(r, saved.view(), cu_device_.view(), [](const Exact& x) { return x.device.view(); }, run_op, run_op);
+    std::get<CudaContext>(cuda.backend()).paths = nullptr;
     for (std::size_t i = 0; i < on_device.size(); ++i)
       copy_tensor(on_host[i]->view(), on_device[i]->view(), cuda.stream());
     cuda.stream().synchronize();

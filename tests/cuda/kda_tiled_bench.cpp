@@ -3,7 +3,7 @@
 #include <chrono>
 #include <functional>
 
-#include "kernels/cuda/kda_tiled.h"
+#include "kernels/ops/kda_chunk.h"
 #include "tests/support/device_tensors.h"
 
 namespace moesaic::test {
@@ -29,7 +29,6 @@ double median_ms(Stream& stream, const F& body) {
 
 void bench(std::int64_t T, std::int64_t H, std::vector<std::int32_t> cu) {
   BackendOwner owner({.device = kCuda, .scratch_bytes = std::size_t{3} << 30, .name = "cuda"});
-  auto& context = std::get<CudaContext>(owner.backend());
   const std::int64_t N = static_cast<std::int64_t>(cu.size()) - 1;
   const auto random = [&](Shape shape, DType type, std::uint64_t key, double spread, double mean) {
     const std::int64_t period = std::min<std::int64_t>(shape.numel(), (1 << 20) + 128);
@@ -77,9 +76,9 @@ void bench(std::int64_t T, std::int64_t H, std::vector<std::int32_t> cu) {
                             .beta = beta.view(),
                             .cu_seqlens = cu_device.view()};
   const auto time_both = [&](const char* what) {
-    const double a = median_ms(owner.stream(), [&] { cuda::kda_tiled_forward(context, forward); });
+    const double a = median_ms(owner.stream(), [&] { run(owner.backend(), forward); });
     const double b =
-        median_ms(owner.stream(), [&] { cuda::kda_tiled_backward(context, backward); });
+        median_ms(owner.stream(), [&] { run(owner.backend(), backward); });
     std::printf(
         "TIME kda T=%ld H=%ld N=%ld %-8s forward %.3f ms  backward %.3f ms\n", T, H, N, what, a, b);
   };
@@ -87,40 +86,6 @@ void bench(std::int64_t T, std::int64_t H, std::vector<std::int32_t> cu) {
   forward.saved = saved.view();
   backward.saved = saved.view();
   time_both("saved");
-
-  // The passes one by one, for the first 32 heads.
-  using namespace cuda;  // NOLINT(google-build-using-namespace)
-  KdaTiledInput in = kda_tiled_input(backward);
-  in.num_heads = std::min(32, in.num_heads);
-  const KdaRecords records{
-      reinterpret_cast<std::byte*>(saved.view().data()), KdaRecord::kFull, 0, in.heads};
-  const OwnedTensor memory(
-      {in.chunks.num_slots * in.num_heads, KdaGradientRecord::kFull / 4}, f, kCuda);
-  const KdaRecords gradients{reinterpret_cast<std::byte*>(memory.view().data()),
-                             KdaGradientRecord::kFull,
-                             0,
-                             in.num_heads};
-  const KdaTiledGradients out{.d_o = d_o.view().data(),
-                              .dq = dq.view().data(),
-                              .dk = dk.view().data(),
-                              .dv = dv.view().data(),
-                              .dg = dg.data<float>(),
-                              .dbeta = dbeta.data<float>()};
-  const auto stream = native_stream(context);
-  const auto time = [&](const char* what, const std::function<void()>& body) {
-    std::printf("TIME kda T=%ld of %d heads: %-30s %.3f ms\n",
-                T,
-                in.num_heads,
-                what,
-                median_ms(owner.stream(), body));
-  };
-  time("prepare", [&] { kda_tiled_prepare(stream, in, records, false); });
-  time("prepare, full", [&] { kda_tiled_prepare(stream, in, records, true); });
-  time("scan", [&] { kda_tiled_scan(stream, in, records, false, o.view().data(), nullptr); });
-  time("scan, full", [&] { kda_tiled_scan(stream, in, records, true, o.view().data(), nullptr); });
-  time("reverse", [&] { kda_tiled_reverse(stream, in, records, gradients, out, false); });
-  time("both scans", [&] { kda_tiled_reverse(stream, in, records, gradients, out, true); });
-  time("gradients", [&] { kda_tiled_gradients(stream, in, records, gradients, out); });
 }
 
 }  // namespace
