@@ -4,6 +4,7 @@
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
@@ -43,6 +44,12 @@ void launch(CudaContext&, const BalanceFrequency&) {
   absent();
 }
 void launch(CudaContext&, const Gemm&) {
+  absent();
+}
+void launch(CudaContext&, const MuonUpdate&) {
+  absent();
+}
+void launch(CudaContext&, const NewtonSchulz&) {
   absent();
 }
 void launch(CudaContext&, const RmsNormForward&) {

@@ -36,11 +36,12 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
     const std::int32_t target = op.targets[r];
     const bool ignored = target == kIgnoredTarget;
     const A w = ignored ? A(0) : op.weight == nullptr ? A(1) : op.weight[r];
-    A lse = 0, at_target = 0, nll = 0;
+    A scaled_lse = 0, lse = 0, at_target = 0, nll = 0;
     if (!ignored) {
       MOESAIC_DEVICE_CHECK(0 <= target && target < op.n, "a target is outside the vocabulary");
       at_target = widen<A>(x[target]);
-      lse = log_sum_exp<A, N, Threads>(x, op.n);  // ends with a barrier: all have at_target
+      scaled_lse = scaled_log_sum_exp<A, N, Threads>(x, op.n);  // a barrier: all have at_target
+      lse = scaled_lse * Power<A>::kUnscale;
       nll = lse - at_target;
     }
     if (threadIdx.x == 0) {
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
       Vec<D, N> out;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A g = p_scale * exp(widen<A>(xv.v[i]) - lse);
+        const A g = p_scale * Power<A>::of(fma(widen<A>(xv.v[i]), Power<A>::kScale, -scaled_lse));
         out.v[i] = round_to<D>(v + i == target ? g - scale : g);
       }
       store<N>(d + v, out);
