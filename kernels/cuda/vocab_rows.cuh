@@ -98,13 +98,14 @@ struct PowerSum {
   }
 };
 
-// Calls f(v, the N elements from v on) for a thread's share of a row, in ascending order. A batch
-// is loaded before f sees any of it, so f may overwrite what it is given.
+// Calls f(v, the N elements from v on) for a thread's share of the elements [first, n) of a row, in
+// ascending order; `first` is a multiple of Threads * N. A batch is loaded before f sees any of it,
+// so f may overwrite what it is given.
 template <int N, int Threads, class T, class F>
-__device__ __forceinline__ void for_row(const T* x, std::int64_t n, F&& f) {
+__device__ __forceinline__ void for_row(const T* x, std::int64_t first, std::int64_t n, F&& f) {
   constexpr int kBatch = 4;
   constexpr std::int64_t kStep = Threads * N;
-  std::int64_t v = std::int64_t{threadIdx.x} * N;
+  std::int64_t v = first + std::int64_t{threadIdx.x} * N;
   for (; v + (kBatch - 1) * kStep < n; v += kBatch * kStep) {
     Vec<T, N> batch[kBatch];
 #pragma unroll
@@ -122,7 +123,7 @@ __device__ __forceinline__ void for_row(const T* x, std::int64_t n, F&& f) {
 template <class A, int N, int Threads, class T>
 __device__ A scaled_log_sum_exp(const T* x, std::int64_t n) {
   PowerSum<A> total;
-  for_row<N, Threads>(x, n, [&](std::int64_t, const Vec<T, N>& xv) { total.add(xv); });
+  for_row<N, Threads>(x, 0, n, [&](std::int64_t, const Vec<T, N>& xv) { total.add(xv); });
   total.template merge_block<Threads>();
   return total.log();
 }
