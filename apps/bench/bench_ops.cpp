@@ -11,6 +11,7 @@
 #include "apps/bench/timing.h"
 #include "apps/path_log.h"
 #include "kernels/backend.h"
+#include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic::bench {
@@ -171,6 +172,11 @@ void measure(const std::vector<OpCase>& cases,
 }  // namespace
 
 int bench_ops(const OpsOptions& options, std::ostream& out) {
+  const auto names = op_names();
+  if (std::none_of(names.begin(), names.end(), [&](const std::string& op) {
+        return op.find(options.only) != std::string::npos;
+      }))
+    throw UsageError(fmt::format("--only {}: no case's name contains this", options.only));
   const Device device = apps::device_from_name(options.device);
   const BackendOwner::Options backend{
       .device = device,
