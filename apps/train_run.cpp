@@ -51,7 +51,7 @@ void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
   if (device.kind == Device::Kind::cuda) {
-    memory_plan_ = plan_memory(config(), device, host_.size());
+    memory_plan_ = plan_memory(config(), device, precision_of(config().run, true), host_.size());
     check_memory();
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
@@ -246,6 +246,11 @@ void TrainRun::open_metrics() {
 }
 
 void TrainRun::report(const StepStats& stats) {
+  if (!reported_) {
+    const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
+    say(fmt::format("started    first step done {:.1f} s after the start", since.count()));
+    reported_ = true;
+  }
   StepRecord record;
   record.step = stats.step;
   record.steps = config().train.steps;

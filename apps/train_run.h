@@ -59,6 +59,7 @@ class TrainRun {
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
   std::int64_t last_saved_ = -1;
+  bool reported_ = false;
   std::vector<std::pair<std::int64_t, double>>
       phase_flops_;  ///< last step, training FLOPs per token
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

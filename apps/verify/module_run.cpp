@@ -23,7 +23,7 @@ ModuleRun::ModuleRun(CaseRun& run)
     : run_(run),
       params_(run.precision()),
       transient_(kTransientBytes, run.stream().device(), "verify") {
-  if (run.stream().device() == kCpu) transient_.poison();
+  transient_.poison(run.stream());
   set_scalars(StepScalars{});
   losses_ = run.zeros({kNumLosses}, run.precision().stats);
 }

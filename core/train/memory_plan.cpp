@@ -40,9 +40,11 @@ std::string MemoryPlan::table() const {
   return text + fmt::format("  {:<40} {:>12.1f} MiB\n", "sum", static_cast<double>(total()) / kMiB);
 }
 
-MemoryPlan plan_memory(const config::Config& config, Device device, int ranks) {
-  const bool on_gpu = device.kind == Device::Kind::cuda;
-  ParameterStore params(precision_of(config.run, on_gpu));
+MemoryPlan plan_memory(const config::Config& config,
+                       Device device,
+                       const Precision& precision,
+                       int ranks) {
+  ParameterStore params(precision);
   const std::int64_t tokens = config.train.micro_batch_size * config.data.sequence_length;
   Model model(params, model_options(config.model, config.train, tokens));
   const std::vector<Phase> phases = make_phases(config);
@@ -57,10 +59,9 @@ MemoryPlan plan_memory(const config::Config& config, Device device, int ranks) {
   plan.parts = params.memory_use();
   const auto state = optimizer.memory_use();
   plan.parts.insert(plan.parts.end(), state.begin(), state.end());
-  plan.parts.push_back(
-      {"batches",
-       static_cast<std::size_t>(buffers.micro_batches) *
-           SequenceBuffers::device_bytes(buffers.micro_batch_tokens)});
+  plan.parts.push_back({"batches",
+                        static_cast<std::size_t>(buffers.micro_batches) *
+                            SequenceBuffers::device_bytes(buffers.micro_batch_tokens)});
   plan.parts.push_back({"balance margins", buffers.margins});
   plan.parts.push_back({"scratch", step.scratch});
   plan.parts.push_back({"transient", step.transient});
@@ -70,7 +71,7 @@ MemoryPlan plan_memory(const config::Config& config, Device device, int ranks) {
                                   plan.parts.end(),
                                   [](const MemoryUse& use) { return use.bytes == 0; }),
                    plan.parts.end());
-  if (on_gpu) {
+  if (device.kind == Device::Kind::cuda) {
     plan.runtime = kCudaRuntimeBytes;
     plan.communication = device_communication_bytes(ranks);
   }

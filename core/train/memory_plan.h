@@ -12,8 +12,8 @@ namespace moesaic {
 /// running the host code of its steps on a dry stream: the code that the run itself sizes its arenas with.
 struct MemoryPlan {
   Device device;
-  std::vector<MemoryUse> parts;  ///< in the order of allocation, none empty
-  std::size_t runtime = 0;       ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
+  std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
+  std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
   std::size_t total() const;
   /// Indented lines, largest part first, and the sum.
@@ -21,6 +21,9 @@ struct MemoryPlan {
 };
 
 /// Plans a configuration that can be trained. `ranks`: data-parallel ranks. No device is touched.
-MemoryPlan plan_memory(const config::Config& config, Device device, int ranks);
+MemoryPlan plan_memory(const config::Config& config,
+                       Device device,
+                       const Precision& precision,
+                       int ranks);
 
 }  // namespace moesaic
