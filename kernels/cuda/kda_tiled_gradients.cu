@@ -385,12 +385,12 @@ __device__ __forceinline__ void finish_rows(
     row_q *= x.alpha[r];
     row_k *= x.alpha[r];
     first *= x.alpha[r];
-    const int at = sum_at(begin + r, c);
+    const int at = sum_at(begin + r, c), wide = WideTile128::at(begin + r, c);
     const float q = x.q[r], k = x.k[r], dq = s.dq[at], k_row = s.k_row[at];
-    s.dq[at] = rounded(q * first) * dq + rounded(k * first) * k_row + q * row_q + k * row_k;
+    s.dq[at] = __bfloat162float(s.q_row[wide]) * dq +
+               __bfloat162float(s.k_row_scaled[wide]) * k_row + q * row_q + k * row_k;
     s.k_row[at] = first * k_row + row_k;
-    s.out_q[WideTile128::at(begin + r, c)] =
-        __float2bfloat16_rn(first * dq + row_q + s.dp_tile[tile][r][r] * k);
+    s.out_q[wide] = __float2bfloat16_rn(first * dq + row_q + s.dp_tile[tile][r][r] * k);
   }
 }
 /// The columns' side, sum_{r>i} (dP_ri q_r + dA_ri k_r) w_ri, then dk. Leaves the suffix sums of the decay's gradient within
@@ -409,11 +409,11 @@ __device__ __forceinline__ float finish_columns(
       for (int i = four; i < four + 4 && i < r; ++i)
         column[i] = (column[i] + dp.v[i - four] * q + da.v[i - four] * k) * x.alpha[r];
     }
-    const int at = sum_at(begin + r, c);
+    const int at = sum_at(begin + r, c), wide = WideTile128::at(begin + r, c);
     const float k_column = s.k_column[at];
-    running += s.dq[at] - rounded(k * rest) * k_column - k * column[r];
+    running += s.dq[at] - __bfloat162float(s.k_end[wide]) * k_column - k * column[r];
     s.dq[at] = running;
-    s.out_k[WideTile128::at(begin + r, c)] =
+    s.out_k[wide] =
         __float2bfloat16_rn(s.k_row[at] + rest * k_column + column[r] + s.dp_tile[tile][r][r] * q);
     rest *= x.alpha[r];
   }

@@ -237,7 +237,13 @@ class Run {
       run(cuda.backend(), op);
       CHECK(paths.last == "tiled");
     };
-    both(r, saved.view(), cu_device_.view(), [](const Exact& x) { return x.device.view(); }, run_op, run_op);
+    both(
+        r,
+        saved.view(),
+        cu_device_.view(),
+        [](const Exact& x) { return x.device.view(); },
+        run_op,
+        run_op);
     std::get<CudaContext>(cuda.backend()).paths = nullptr;
     for (std::size_t i = 0; i < on_device.size(); ++i)
       copy_tensor(on_host[i]->view(), on_device[i]->view(), cuda.stream());
@@ -253,12 +259,14 @@ class Run {
 };
 
 struct Backends {
-  BackendOwner cpu{{.device = kCpu,
-                    .mode = Stream::Mode::immediate,
-                    .num_threads = 16,
-                    .scratch_bytes = std::size_t{3} << 30,
-                    .name = "cpu"}};
-  BackendOwner cuda{{.device = kCuda, .scratch_bytes = std::size_t{1} << 30, .name = "cuda"}};
+  explicit Backends(std::size_t cpu_mebibytes = 256)
+      : cpu({.device = kCpu,
+             .mode = Stream::Mode::immediate,
+             .num_threads = 16,
+             .scratch_bytes = cpu_mebibytes << 20,
+             .name = "cpu"}),
+        cuda({.device = kCuda, .scratch_bytes = std::size_t{1} << 30, .name = "cuda"}) {}
+  BackendOwner cpu, cuda;
 };
 
 void check_case(Backends& both, const Case& c) {
@@ -354,7 +362,7 @@ TEST_CASE("KDA tensor-core kernels: similar keys and beta near 1", "[cuda]") {
 
 TEST_CASE("KDA tensor-core kernels: a long document", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
-  Backends both;
+  Backends both(1024);
   check_case(both,
              {.cu = {0, 8192}, .heads = 4, .gate = Gate::slow, .s0 = false, .ds_final = false});
 }
