@@ -88,13 +88,15 @@ Assembly assemble(const config::Config& config, bool for_training, Device device
   a.device = device;
   a.precision = precision_of(config.run, a.device.kind == Device::Kind::cuda);
   a.params = std::make_unique<ParameterStore>(a.precision);
-  const std::int64_t tokens = config.train.micro_batch_size * config.data.sequence_length;
-  a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train, tokens));
+  a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
   if (for_training) {
     std::string text;
     for (const auto& f : phase_findings(*a.params, config.train))
       text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
     if (!text.empty()) throw UsageError("these phases cannot be trained:" + text);
+    for (const auto& f : recompute_findings(*a.model, config.activations))
+      text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
+    if (!text.empty()) throw UsageError("nothing was started:" + text);
   }
   std::vector<char> trained(a.params->params().size(), 0);
   if (for_training) trained = ever_trained(make_phases(config), *a.params);

@@ -1,5 +1,7 @@
 #include "core/model/model.h"
 
+#include <set>
+
 #include "core/nn/losses.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/elementwise.h"
@@ -68,7 +70,6 @@ Model::Model(ParameterStore& params, const ModelOptions& options)
     head_weight_ = params.declare(s);
   }
   head_ = std::make_unique<VocabHead>(head_weight_, options.vocabulary, options.head_chunk_rows);
-  first_mtp_parameter_ = params.params().size();
   if (options.mtp)
     mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
 }
@@ -148,6 +149,22 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   tail_spec_->plan(policy);
 }
 
+std::vector<std::string> Model::activation_names() const {
+  std::vector<const TapeSpec*> specs{embed_spec_.get()};
+  for (const auto& layer : layers_)
+    specs.push_back(&layer->tape_spec());
+  specs.push_back(tail_spec_.get());
+  if (mtp_) mtp_->add_specs(specs);
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const TapeSpec* spec : specs) {
+    for (const TapeSpec::Activation& a : spec->activations()) {
+      if (!a.is_input && seen.insert(a.name).second) names.push_back(a.name);
+    }
+  }
+  return names;
+}
+
 std::size_t Model::slot_bytes() const {
   std::size_t bytes = embed_spec_->slot_bytes() + tail_spec_->slot_bytes();
   for (const auto& layer : layers_)
@@ -217,10 +234,10 @@ void Model::backward_tail(RunContext& context,
     Tape& t = batch.tail;
     t.run(Fill{.y = dcur, .value = 0.0});
     const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
-    const TensorView dquery = t.grad(output_mix_.query);
+    const MixGradients gradients = mix_gradients(t, output_mix_, options_.hidden);
     AttnResBackward mix{.dsources = {dbank.begin(), dbank.end()},
-                        .dquery = dquery.empty() ? dquery : dquery.reshaped({options_.hidden}),
-                        .dnorm = t.grad(output_mix_.norm),
+                        .dquery = gradients.query,
+                        .dnorm = gradients.norm,
                         .dh = dh,
                         .p = t.in(p_),
                         .sources = {},

@@ -18,6 +18,8 @@ class Model {
 
   /// Declares activations for micro-batches of bounds.tokens tokens.
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
+  /// The names of all activations that a step writes, each once, in order; after plan().
+  std::vector<std::string> activation_names() const;
   /// Bytes that one micro-batch in flight keeps between forward and backward.
   std::size_t slot_bytes() const;
 
@@ -52,8 +54,6 @@ class Model {
   /// All latent attentions, that of the MTP module too.
   std::vector<MlaAttention*> mla_layers();
   void set_sparse_stage(bool sparse);
-  /// The first parameter of the MTP module in declaration order; parameters from it on are listed apart.
-  std::size_t first_mtp_parameter() const noexcept { return first_mtp_parameter_; }
 
  private:
   void plan_tail(const Bounds& bounds, const RecomputePolicy& policy);
@@ -71,7 +71,6 @@ class Model {
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
-  std::size_t first_mtp_parameter_ = 0;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;
   ActId x_;
   std::vector<ActId> tail_bank_;

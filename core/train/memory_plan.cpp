@@ -45,8 +45,7 @@ MemoryPlan plan_memory(const config::Config& config,
                        const Precision& precision,
                        int ranks) {
   ParameterStore params(precision);
-  const std::int64_t tokens = config.train.micro_batch_size * config.data.sequence_length;
-  Model model(params, model_options(config.model, config.train, tokens));
+  Model model(params, model_options(config.model, config.train));
   const std::vector<Phase> phases = make_phases(config);
   params.seal_pretend(device, ever_trained(phases, params));
   Optimizer optimizer(params, optimizer_options(config.optimizer));

@@ -62,16 +62,18 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     }
     if (options.ema_decay) e.average = take(n);
   }
+  // Phases may freeze any sets of parameters: no two need have been updated equally often.
+  const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
   const std::size_t scalar_bytes =
-      static_cast<std::size_t>(kMaxGroups * kNumStepScalars) * byte_size(master);
+      static_cast<std::size_t>(max_groups * kNumStepScalars) * byte_size(master);
   small_ = params.allocate(
       (scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
       "step scalars");
-  scalars_ = small_.view({kMaxGroups, kNumStepScalars}, master);
+  scalars_ = small_.view({max_groups, kNumStepScalars}, master);
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
   host_ = make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
-  host_scalars_ = host_.view({kMaxGroups, kNumStepScalars}, master);
+  host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
   host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
   group_updates_ = {0};
   clear_state();
@@ -115,13 +117,6 @@ void Optimizer::assign_groups() {
     if (!e.trained || params_.frozen(id_of(i))) continue;
     auto it = std::find(group_updates_.begin(), group_updates_.end(), e.updates);
     if (it == group_updates_.end()) {
-      if (static_cast<int>(group_updates_.size()) == kMaxGroups) {
-        throw UsageError(
-            fmt::format("train.phases[].freeze: the parameters trained in one phase were trained "
-                        "for more than {} different numbers of steps "
-                        "before; freeze fewer different sets",
-                        kMaxGroups));
-      }
       it = group_updates_.insert(group_updates_.end(), e.updates);
     }
     e.group = static_cast<int>(it - group_updates_.begin());
@@ -138,7 +133,8 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
     const auto row = static_cast<std::int64_t>(g);
     values.write(host_scalars_.rows(row, row + 1).reshaped({kNumStepScalars}));
   }
-  copy_tensor(scalars_, host_scalars_, stream);
+  const auto rows = static_cast<std::int64_t>(group_updates_.size());
+  copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
 }
 
 void Optimizer::clip(Backend& backend, ConstTensorView guarded) {

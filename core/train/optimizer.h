@@ -82,7 +82,6 @@ class Optimizer {
     int group = 0;  // row of scalars_: parameters with as many updates share bias corrections
     TensorView m, v, momentum, average;  // [members, …] flat
   };
-  static constexpr int kMaxGroups = 16;
   void clear_state();
   TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
   void update_family(Backend& backend, ParamId id);

@@ -81,20 +81,7 @@ void Trainer::check_data() const {
                                       static_cast<std::uint64_t>(config.run.seed),
                                       phase.index,
                                       phase.sequence_length);
-    if (!parts_.valid) continue;
-    const data::ValidationSet held_out(
-        parts_.valid, phase.sequence_length, config.train.micro_batch_size);
-    if (held_out.num_samples() < config.train.micro_batch_size) {
-      throw UsageError(
-          fmt::format("data.valid: {} holds {} sequence(s) of {} tokens, fewer than "
-                      "train.micro_batch_size ({}); give more text, or set "
-                      "train.micro_batch_size={}",
-                      parts_.valid->name(),
-                      held_out.num_samples(),
-                      phase.sequence_length,
-                      config.train.micro_batch_size,
-                      held_out.num_samples()));
-    }
+    if (parts_.valid) const data::ValidationSet held_out(parts_.valid, phase.sequence_length, 1);
   }
 }
 
@@ -401,7 +388,7 @@ EvalStats Trainer::evaluate(bool whole) {
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
   const data::ValidationSet& windows = whole ? *all : *validation_;
-  const std::int64_t batches = windows.num_samples() / micro;  // a rest is left out
+  const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
   for (std::int64_t b = rank(); b < batches; b += ranks()) {

@@ -233,8 +233,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = shared_memory(raw);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
-  const std::int64_t t0 = a.first + std::int64_t{blockIdx.x} * kGroups,
-                     end = min(a.first + a.rows, t0 + kGroups);
+  const std::int64_t t0 = a.first +
+                          std::int64_t{gridDim.x - 1 - blockIdx.x} * kGroups,  // the longest first
+
+      end = min(a.first + a.rows, t0 + kGroups);
   const std::int64_t from = a.see.begins[t0] / kKeys, to = a.see.position(end - 1) / kKeys + 1;
   const auto wanted = [&](std::int64_t tile) {
     if (a.selection.words == nullptr) return true;
@@ -320,8 +322,10 @@ bool gradients_tiled_takes(const IndexerLoss& op) {
 }
 
 std::int64_t gradient_chunks(std::int64_t queries) {
-  constexpr std::int64_t kChunk = 1024, kMaxChunks = 16;
-  return std::clamp<std::int64_t>((queries + kChunk - 1) / kChunk, 1, kMaxChunks);
+  constexpr std::int64_t kWanted = 1024,
+                         kMaxChunks = 16;  // blocks of threads; at most 64 MiB of parts
+  const std::int64_t blocks = (queries + kGroups * kKeys - 1) / (kGroups * kKeys);
+  return std::clamp<std::int64_t>(kWanted / std::max<std::int64_t>(1, blocks), 1, kMaxChunks);
 }
 
 void gradients_tiled(const CudaContext& context,

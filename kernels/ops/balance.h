@@ -120,5 +120,12 @@ void launch(CpuContext& context, const BalanceBiasExact& op);
 void launch(CpuContext& context, const BalanceBiasSign& op);
 void launch(CpuContext& context, const AccumulateCounts& op);
 void launch(CpuContext& context, const BalanceFrequency& op);
+void launch(CudaContext& context, const BalanceHistogram& op);
+void launch(CudaContext& context, const BalanceBiasFromHistogram& op);
+void launch(CudaContext& context, const BalanceMargins& op);
+void launch(CudaContext& context, const BalanceBiasExact& op);
+void launch(CudaContext& context, const BalanceBiasSign& op);
+void launch(CudaContext& context, const AccumulateCounts& op);
+void launch(CudaContext& context, const BalanceFrequency& op);
 
 }  // namespace moesaic

@@ -96,6 +96,11 @@ void launch(CpuContext& context, const GatherRows& op);
 void launch(CpuContext& context, const CombineRows& op);
 void launch(CpuContext& context, const RowWeightForward& op);
 void launch(CpuContext& context, const RowWeightBackward& op);
+void launch(CudaContext& context, const DispatchPlan& op);
+void launch(CudaContext& context, const GatherRows& op);
+void launch(CudaContext& context, const CombineRows& op);
+void launch(CudaContext& context, const RowWeightForward& op);
+void launch(CudaContext& context, const RowWeightBackward& op);
 
 /// Tokens to their experts' rows: xs = gather of x.
 inline GatherRows dispatch_rows(TensorView xs,

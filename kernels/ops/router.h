@@ -161,5 +161,9 @@ void launch(CpuContext& context, const RouterForward& op);
 void launch(CpuContext& context, const ExpertCapacity& op);
 void launch(CpuContext& context, const RouterLossForward& op);
 void launch(CpuContext& context, const RouterBackward& op);
+void launch(CudaContext& context, const RouterForward& op);
+void launch(CudaContext& context, const ExpertCapacity& op);
+void launch(CudaContext& context, const RouterLossForward& op);
+void launch(CudaContext& context, const RouterBackward& op);
 
 }  // namespace moesaic

@@ -71,5 +71,7 @@ struct VocabDivergence {
 
 void launch(CpuContext& context, const CrossEntropy& op);
 void launch(CpuContext& context, const VocabDivergence& op);
+void launch(CudaContext& context, const CrossEntropy& op);
+void launch(CudaContext& context, const VocabDivergence& op);
 
 }  // namespace moesaic

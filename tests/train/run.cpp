@@ -117,10 +117,7 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
 Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
     : config(c) {
   params = std::make_unique<ParameterStore>(precision_of(config.run, device != kCpu));
-  model = std::make_unique<Model>(
-      *params,
-      model_options(
-          config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
+  model = std::make_unique<Model>(*params, model_options(config.model, config.train));
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));

@@ -1,0 +1,271 @@
+// Weight gradient of the grouped products on tensor cores: dw tiles of 128 (n) x 256 (k), sums over the rows of an expert,
+// both operands transposed (rows of tokens are the sum's index). A pair of blocks takes neighbouring n and the same k; each
+// loads half of the k side for both.
+//
+// The last stage of an expert's rows holds rows of the next expert, or memory that nobody wrote: they are overwritten with
+// zeros in shared memory before they are multiplied.
+#include "kernels/cuda/grouped_gemm_tiled.h"
+#include "kernels/cuda/grouped_ring.cuh"
+#include "kernels/cuda/tensor_map.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kTileN = 256;  // columns of dw (the N side of wgmma)
+constexpr int kTilesN = kTileN / 64;
+constexpr int kBytesN = kTileN * kRowBytes;
+constexpr int kOutColumns = 32;  // f32 columns that a staging buffer holds for 64 rows
+constexpr int kOutBytes = 64 * kOutColumns * 4;
+constexpr int kBothGroups = 3;  // named barriers: 1, 2 for a warpgroup, 3 for both
+
+struct WeightMaps {
+  CUtensorMap dy, x, dw;
+};
+
+template <class C>
+struct WeightArgs {
+  C* dw;
+  std::int64_t n, k;
+  std::int32_t across, down;  // tiles of dw: columns, pairs of rows
+  const GroupTile* tiles;     // one per expert that has rows
+  const std::int32_t* num_tiles;
+};
+
+struct Unit {
+  GroupTile tile;
+  std::int32_t row, column;  // of the block's tile in dw
+};
+
+template <class C>
+__device__ __forceinline__ Unit unit_at(const WeightArgs<C>& args, int unit, int rank) {
+  const int per_expert = args.across * args.down, local = unit % per_expert;
+  return {args.tiles[unit / per_expert],
+          (local / args.across * kCluster + rank) * kTileM,
+          local % args.across * kTileN};
+}
+__device__ __forceinline__ int blocks_of(const GroupTile& tile) {
+  return (tile.rows + kBlockK - 1) / kBlockK;
+}
+
+// One thread.
+template <class C>
+__device__ void produce(
+    const WeightMaps& maps, const WeightArgs<C>& args, const Ring& ring, int num_units, int rank) {
+  RingPosition at;
+  for (int u = cluster_index(); u < num_units; u += num_clusters()) {
+    const Unit unit = unit_at(args, u, rank);
+    const int blocks = blocks_of(unit.tile);
+    for (int b = 0; b < blocks; ++b, at.advance()) {
+      std::uint64_t* const full = ring.full + at.stage;
+      unsigned char* const stage = ring.stage(at.stage);
+      mbarrier_wait(ring.empty + at.stage, at.phase ^ 1U);
+      mbarrier_arrive_expect(full, kBytesM + kBytesN);
+      const int row = unit.tile.row + b * kBlockK;
+      for (int i = 0; i < kConsumers; ++i)
+        tma_load_2d(stage + i * kAtomTile, &maps.dy, full, unit.row + i * 64, row);
+      for (int i = rank * kTilesN / kCluster; i < (rank + 1) * kTilesN / kCluster; ++i) {
+        tma_load_2d_multicast(
+            stage + kBytesM + i * kAtomTile, &maps.x, full, unit.column + i * 64, row, kBothBlocks);
+      }
+    }
+  }
+}
+
+// Zeros in the rows from `rows` on, up to the next multiple of 16; what is behind is not multiplied. All consumers; a
+// warpgroup clears its own M tile, and both share the N tiles.
+__device__ __forceinline__ void clear_rows(unsigned char* stage, int rows, int group) {
+  constexpr int kPieces = kRowBytes / 16, kTiles = 1 + kTilesN / kConsumers;
+  const int clear = (rows + 15) / 16 * 16 - rows;
+  for (int index = static_cast<int>(threadIdx.x) % kGroupThreads; index < clear * kPieces * kTiles;
+       index += kGroupThreads) {
+    const int which = index / (clear * kPieces), piece = index % (clear * kPieces);
+    unsigned char* const tile =
+        stage + (which == 0 ? group * kAtomTile
+                            : kBytesM + (group * kTilesN / kConsumers + which - 1) * kAtomTile);
+    // The swizzle moves pieces inside a row only.
+    *reinterpret_cast<uint4*>(tile + rows * kRowBytes + piece * 16) = uint4{};
+  }
+  fence_proxy_async();
+  named_barrier_sync(kBothGroups, kConsumers * kGroupThreads);
+}
+
+// The last stage of an expert: 1 ... 64 rows, in steps of 16.
+__device__ __forceinline__ void multiply_tail(float (&d)[kTileN / 2],
+                                              const Ring& ring,
+                                              RingPosition& at,
+                                              int rows,
+                                              bool accumulate,
+                                              int group) {
+  mbarrier_wait(ring.full + at.stage, at.phase);
+  unsigned char* const stage = ring.stage(at.stage);
+  clear_rows(stage, rows, group);
+  const std::uint64_t m = swizzled_descriptor<Major::mn>(stage + group * kAtomTile, kAtomTile),
+                      n = swizzled_descriptor<Major::mn>(stage + kBytesM, kAtomTile);
+  for (int k = 0; k * 16 < rows; ++k) {
+    wgmma_fence();
+    wgmma_ss<Major::mn, Major::mn>(d,
+                                   m + k * descriptor_step(16 * kRowBytes),
+                                   n + k * descriptor_step(16 * kRowBytes),
+                                   accumulate || k > 0);
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+  pin_registers(d);
+  release(ring, at.stage);
+  at.advance();
+}
+
+// dw += d through the copy engine, which adds in the L2 cache: no load to wait for, and each element has one adder. One
+// thread per warpgroup feeds it from two staging buffers.
+__device__ __forceinline__ void add_result(const float (&d)[kTileN / 2],
+                                           const WeightMaps& maps,
+                                           const WeightArgs<float>& args,
+                                           const Unit& unit,
+                                           int group,
+                                           unsigned char* staging) {
+  const int lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+  const bool issues = threadIdx.x % kGroupThreads == 0;
+  const int row = unit.row + group * 64;
+  const auto offset = static_cast<std::uint32_t>((warp * 16 + lane / 4) * kRowBytes + lane % 4 * 8);
+#pragma unroll
+  for (int c = 0; c < kTileN / kOutColumns; ++c) {
+    unsigned char* const chunk = staging + c % 2 * kOutBytes;
+    if (issues) bulk_wait_read<1>();
+    named_barrier_sync(1 + group, kGroupThreads);
+#pragma unroll
+    for (int j = 0; j < kOutColumns / 8; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = (c * kOutColumns / 8 + j) * 4 + h * 2;
+        *reinterpret_cast<float2*>(
+            chunk + swizzled_128(offset + static_cast<std::uint32_t>(j * 32 + h * 8 * kRowBytes))) =
+            make_float2(d[i], d[i + 1]);
+      }
+    }
+    fence_proxy_async();
+    named_barrier_sync(1 + group, kGroupThreads);
+    const int column = unit.column + c * kOutColumns;
+    if (issues && row < args.n && column < args.k) {
+      tma_reduce_add_3d(&maps.dw, chunk, column, row, unit.tile.slot);
+      bulk_commit();
+    }
+  }
+}
+
+// dw += d rounded once to bf16. Four lanes share 16 bytes; the neighbouring half of a sector comes from the first-level cache.
+__device__ __forceinline__ void add_result(const float (&d)[kTileN / 2],
+                                           const WeightMaps&,
+                                           const WeightArgs<__nv_bfloat16>& args,
+                                           const Unit& unit,
+                                           int group,
+                                           unsigned char*) {
+  const int lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+  const std::int64_t row = unit.row + group * 64 + warp * 16 + lane / 4;
+  const int column = unit.column + lane % 4 * 2;
+  __nv_bfloat16* const dw = args.dw + (unit.tile.slot * args.n + row) * args.k + column;
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row + h * 8 >= args.n || column + j * 8 >= args.k) continue;
+      auto* const p = reinterpret_cast<__nv_bfloat162*>(dw + h * 8 * args.k + j * 8);
+      const float2 old = __bfloat1622float2(*p);
+      *p = __floats2bfloat162_rn(old.x + d[j * 4 + h * 2], old.y + d[j * 4 + h * 2 + 1]);
+    }
+  }
+}
+
+template <class C>
+__device__ void consume(const WeightMaps& maps,
+                        const WeightArgs<C>& args,
+                        const Ring& ring,
+                        int num_units,
+                        int rank,
+                        int group) {
+  unsigned char* const staging = ring.stage(kStages) + group * 2 * kOutBytes;
+  RingPosition at;
+  Unit next{};
+  if (cluster_index() < num_units) next = unit_at(args, cluster_index(), rank);
+  for (int u = cluster_index(); u < num_units; u += num_clusters()) {
+    const Unit unit = next;
+    // Looked up while the products run: nothing would hide the loads between two tiles.
+    if (u + num_clusters() < num_units) next = unit_at(args, u + num_clusters(), rank);
+    const int whole = unit.tile.rows / kBlockK, rest = unit.tile.rows % kBlockK;
+    float d[kTileN / 2];
+    if (whole > 0) multiply<Major::mn, Major::mn, kTileN>(d, ring, at, whole, group);
+    if (rest > 0) multiply_tail(d, ring, at, rest, whole > 0, group);
+    add_result(d, maps, args, unit, group, staging);
+  }
+  bulk_wait<0>();
+}
+
+constexpr int kSharedBytes = ring_bytes(kTileN) + kConsumers * 2 * kOutBytes;
+
+template <class C>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+    weight_kernel(const __grid_constant__ WeightMaps maps, const WeightArgs<C> args) {
+  __shared__ std::uint64_t barriers[2 * kStages];
+  const Ring ring = make_ring(barriers, kBytesM + kBytesN);
+  const int num_units = *args.num_tiles * args.across * args.down;
+  const int rank = static_cast<int>(cluster_rank());
+  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  if (group == kConsumers) {
+    set_max_registers_down<kProducerRegisters>();
+    if (threadIdx.x == kConsumers * kGroupThreads) produce(maps, args, ring, num_units, rank);
+  } else {
+    set_max_registers_up<kConsumerRegisters>();
+    consume(maps, args, ring, num_units, rank, group);
+  }
+  cluster_sync();  // the other block may still write to this one's shared memory
+}
+
+template <class C>
+void launch_weight(CudaContext& context,
+                   const GroupedLinearBackwardWeight& op,
+                   const GroupTiles& tiles) {
+  const cudaStream_t stream = native_stream(context);
+  const std::int64_t rows = op.x.dim(0), slots = op.dw.dim(0), n = op.dw.dim(1), k = op.dw.dim(2);
+  WeightMaps maps;
+  maps.dy = make_tensor_map(
+      op.dy.data(), DType::bf16, {.sizes = {n, rows}, .strides = {n}, .box = {64, kBlockK}});
+  maps.x = make_tensor_map(
+      op.x.data(), DType::bf16, {.sizes = {k, rows}, .strides = {k}, .box = {64, kBlockK}});
+  maps.dw =
+      make_tensor_map(op.dw.data(),
+                      op.dw.dtype(),
+                      {.sizes = {k, n, slots}, .strides = {k, n * k}, .box = {kOutColumns, 64, 1}});
+  const std::int64_t across = (k + kTileN - 1) / kTileN,
+                     down = (n + kCluster * kTileM - 1) / (kCluster * kTileM);
+  const WeightArgs<C> args{.dw = reinterpret_cast<C*>(op.dw.data()),
+                           .n = n,
+                           .k = k,
+                           .across = static_cast<std::int32_t>(across),
+                           .down = static_cast<std::int32_t>(down),
+                           .tiles = tiles.tiles,
+                           .num_tiles = tiles.num_tiles};
+  const auto kernel = weight_kernel<C>;
+  allow_shared(kernel, kSharedBytes);
+  kernel<<<persistent_grid(context, tiles.bound * across * down), kThreads, kSharedBytes, stream>>>(
+      maps, args);
+  check_launch("grouped_gemm_weight");
+}
+
+}  // namespace
+
+bool can_tile(const GroupedLinearBackwardWeight& op) {
+  const std::int64_t n = op.dw.dim(1), k = op.dw.dim(2);
+  return op.x.dtype() == DType::bf16 && n >= kBlockK && k >= kBlockK &&
+         can_map(op.dy.data(), n, DType::bf16) && can_map(op.x.data(), k, DType::bf16) &&
+         is_aligned(op.dw.data(), 16);
+}
+
+void launch_tiled(CudaContext& context,
+                  const GroupedLinearBackwardWeight& op,
+                  const GroupTiles& tiles) {
+  if (op.dw.dtype() == DType::bf16) return launch_weight<__nv_bfloat16>(context, op, tiles);
+  launch_weight<float>(context, op, tiles);
+}
+
+}  // namespace moesaic::cuda
