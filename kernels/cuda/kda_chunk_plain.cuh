@@ -89,6 +89,31 @@ __device__ __forceinline__ void multiply_add(
     }
   }
 }
+/// The same for two products with one b, which is read once: shared memory is what bounds these loops.
+template <class A>
+__device__ __forceinline__ void multiply_add_two(Block<A>& acc0,
+                                                 Block<A>& acc1,
+                                                 const A* a0,
+                                                 const A* a1,
+                                                 int lda,
+                                                 const A* b,
+                                                 int ldb,
+                                                 int begin,
+                                                 int end) {
+  constexpr int kVec = Plain<A>::kVec;
+#pragma unroll 4
+  for (int t = begin; t < end; ++t) {
+    const auto x0 = load<2>(a0 + t * lda), x1 = load<2>(a1 + t * lda);
+    const auto y = load<kVec>(b + t * ldb);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) {
+      acc0[0][j] += x0.v[0] * y.v[j];
+      acc0[1][j] += x0.v[1] * y.v[j];
+      acc1[0][j] += x1.v[0] * y.v[j];
+      acc1[1][j] += x1.v[1] * y.v[j];
+    }
+  }
+}
 template <class A>
 __device__ __forceinline__ void clear(Block<A>& acc) {
 #pragma unroll

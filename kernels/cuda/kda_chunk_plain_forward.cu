@@ -118,9 +118,11 @@ class ForwardWalk {
       __syncthreads();
       const A* s = state_ + c0 * W::kWidth + column_;
       const int depth = in_.K - c0 < kChannels ? static_cast<int>(in_.K - c0) : kChannels;
-      if (active) {
+      if (active && scan_.o != nullptr) {
+        multiply_add_two<A>(
+            read, out, m_.k_hat + r_, m_.q_hat + r_, W::kLd, s, W::kWidth, 0, depth);
+      } else if (active) {
         multiply_add<A>(read, m_.k_hat + r_, W::kLd, s, W::kWidth, 0, depth);
-        if (scan_.o != nullptr) multiply_add<A>(out, m_.q_hat + r_, W::kLd, s, W::kWidth, 0, depth);
       }
       __syncthreads();
     }

@@ -149,8 +149,7 @@ class ChunkGradients {
       for (int b = 0; b < kBlocks; ++b) {
         if (r_ >= rows_ || b * W::kWidth > last_row) continue;
         const A* u = m_.u + b * W::kWidth + column_;
-        multiply_add<A>(dp[b], m_.d_o + r_, W::kLd, u, W::kLd, 0, depth);
-        multiply_add<A>(da[b], m_.dr + r_, W::kLd, u, W::kLd, 0, depth);
+        multiply_add_two<A>(dp[b], da[b], m_.d_o + r_, m_.dr + r_, W::kLd, u, W::kLd, 0, depth);
       }
       __syncthreads();
     }
@@ -198,8 +197,8 @@ class ChunkGradients {
       __syncthreads();
       const int depth = static_cast<int>(min(in_.V - v0, std::int64_t{W::kWidth}));
       if (r_ < rows_) {
-        multiply_add<A>(dq, m_.d_o + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
-        multiply_add<A>(krow, m_.dr + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
+        multiply_add_two<A>(
+            dq, krow, m_.d_o + r_, m_.dr + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
         multiply_add<A>(kcol, m_.u + r_, W::kLd, m_.ds + column_, W::kLdWidth, 0, depth);
       }
       for (int j = part_; j < depth; j += GradientMemory<A>::kParts)
