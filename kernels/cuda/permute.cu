@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(kThreads) place_kernel(std::int32_t* token_of_
   if (sort.offsets[sort.experts] <= i && i < rows) token_of_row[i] = -1;
 }
 
-// A warp copies pieces of kMoves accesses per lane; blockIdx.y says which pieces of a row. A row of
-// x is read as often as its token has experts: what is written should not push it out of the cache.
+// A warp copies pieces of kMoves accesses per lane. A row of x is read as often as its token has
+// experts, so with many rows all of them get their first piece before any gets its second: a piece
+// of all tokens fits in the cache, and what is written should not push it out.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(Word* __restrict__ y,
                                                           const Word* __restrict__ x,
@@ -43,39 +44,44 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Word* __restrict__ y,
   constexpr int kPiece = kWarp * kMoves;
   const std::int64_t rows = *num_rows;
   const std::int64_t lane = threadIdx.x % kWarp;
-  for (std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < rows;
-       r += std::int64_t{gridDim.x} * kWarps) {
-    const Word* from = x + std::int64_t{token_of_row[r]} * words;
-    Word* to = y + r * words;
-    for (std::int64_t c = std::int64_t{blockIdx.y} * kPiece + lane; c < words;
-         c += std::int64_t{gridDim.y} * kPiece) {
+  for (std::int64_t c = std::int64_t{blockIdx.y} * kPiece + lane; c < words;
+       c += std::int64_t{gridDim.y} * kPiece) {
+    for (std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; r < rows;
+         r += std::int64_t{gridDim.x} * kWarps) {
+      const Word* from = x + std::int64_t{token_of_row[r]} * words + c;
+      Word* to = y + r * words + c;
       Word v[kMoves];
 #pragma unroll
       for (int i = 0; i < kMoves; ++i)
-        if (c + i * kWarp < words) v[i] = from[c + i * kWarp];
+        if (c + i * kWarp < words) v[i] = from[i * kWarp];
 #pragma unroll
       for (int i = 0; i < kMoves; ++i)
-        if (c + i * kWarp < words) __stcs(to + c + i * kWarp, v[i]);
+        if (c + i * kWarp < words) __stcs(to + i * kWarp, v[i]);
     }
   }
 }
 
 // A warp forms N neighbouring columns per lane of one token: the rows are loaded kTerms at a time
-// and added in their order. Lane l holds the row and the weight of choice l of each 32.
+// and added in their order. Lane l holds the row and the weight of choice l of each 32. Up to a
+// block of warps work on neighbouring columns of one token.
 template <class T, class U, class A, int N>
-__global__ void __launch_bounds__(kThreads, 3) combine_kernel(U* u,
+__global__ void __launch_bounds__(kThreads, 2) combine_kernel(U* u,
                                                               const T* __restrict__ y,
                                                               const A* __restrict__ weights,
                                                               const std::int32_t* row_of_assignment,
                                                               std::int64_t tokens,
                                                               std::int64_t width,
                                                               std::int64_t k,
+                                                              int warps_per_token,
                                                               bool accumulate) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (std::int64_t t = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < tokens;
-       t += std::int64_t{gridDim.x} * kWarps) {
-    for (std::int64_t c0 = std::int64_t{blockIdx.y} * kWarp * N; c0 < width;
-         c0 += std::int64_t{gridDim.y} * kWarp * N) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp,
+            warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int tokens_per_block = kWarps / warps_per_token;
+  for (std::int64_t t = std::int64_t{blockIdx.x} * tokens_per_block + warp / warps_per_token;
+       t < tokens;
+       t += std::int64_t{gridDim.x} * tokens_per_block) {
+    for (std::int64_t c0 = std::int64_t{warp % warps_per_token} * kWarp * N; c0 < width;
+         c0 += std::int64_t{warps_per_token} * kWarp * N) {
       const std::int64_t c = c0 + lane * N;
       const bool inside = c < width;
       A sum[N] = {};
@@ -131,18 +137,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks in x for warps that take a row each, in y for the pieces of a row.
-dim3 row_grid(const CudaContext& context, std::int64_t rows, std::int64_t pieces) {
-  const auto y = std::clamp<std::int64_t>(pieces, 1, 64);
-  const std::int64_t most = std::max<std::int64_t>(1, std::int64_t{context.num_sms} * 16 / y);
-  const auto x = std::clamp<std::int64_t>((rows + kWarps - 1) / kWarps, 1, most);
-  return {static_cast<unsigned>(x), static_cast<unsigned>(y)};
-}
-
 template <class Word>
 void gather(CudaContext& context, const GatherRows& op, std::size_t row_bytes) {
   const auto words = static_cast<std::int64_t>(row_bytes / sizeof(Word));
-  const dim3 grid = row_grid(context, op.y.dim(0), (words + kWarp * kMoves - 1) / (kWarp * kMoves));
+  const std::int64_t rows = (op.y.dim(0) + kWarps - 1) / kWarps,  // in blocks
+      pieces = (words + kWarp * kMoves - 1) / (kWarp * kMoves);
+  const unsigned x = grid_for(context, rows, 8);
+  const std::int64_t room = std::int64_t{context.num_sms} * 8 / x;  // few rows: pieces side by side
+  const dim3 grid(x, static_cast<unsigned>(std::clamp<std::int64_t>(pieces, 1, room)));
   gather_kernel<Word>
       <<<grid, kThreads, 0, native_stream(context)>>>(reinterpret_cast<Word*>(op.y.data()),
                                                       reinterpret_cast<const Word*>(op.x.data()),
@@ -160,7 +162,11 @@ void combine(CudaContext& context, const CombineRows& op) {
   auto* u = reinterpret_cast<device_t<U>*>(op.u.as<U>());
   const auto* y = reinterpret_cast<const device_t<T>*>(op.y.as<T>());
   const auto run = [&]<int N>(std::integral_constant<int, N>) {
-    const dim3 grid = row_grid(context, tokens, (width + kWarp * N - 1) / (kWarp * N));
+    int warps_per_token = 1;
+    while (warps_per_token < kWarps && std::int64_t{warps_per_token} * kWarp * N < width)
+      warps_per_token *= 2;
+    const std::int64_t tokens_per_block = kWarps / warps_per_token;
+    const unsigned grid = grid_for(context, (tokens + tokens_per_block - 1) / tokens_per_block, 16);
     combine_kernel<device_t<T>, device_t<U>, A, N>
         <<<grid, kThreads, 0, native_stream(context)>>>(u,
                                                         y,
@@ -169,6 +175,7 @@ void combine(CudaContext& context, const CombineRows& op) {
                                                         tokens,
                                                         width,
                                                         op.row_of_assignment.dim(1),
+                                                        warps_per_token,
                                                         op.accumulate);
   };
   if (width % kWide == 0 && is_aligned(u, 16) && is_aligned(y, 16)) {

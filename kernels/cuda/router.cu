@@ -1,6 +1,7 @@
 // The router: one warp per token. Scores are written first; then the k best are taken one after the
-// other, each the largest key of the warp and, among equals, the lowest expert. Up to 1024 experts
-// in f32 stay in registers ("registers"); "plain" reads scores and bias again in every round.
+// other, each the largest key of the warp and, among equals, the lowest expert. "plain" looks at
+// all experts for each; "registers" (f32, up to 1024 experts) first finds a bound that few experts
+// reach, and falls back to the other where that fails: the choice is the same.
 #include <cstdint>
 
 #include "kernels/cuda/cpu_math.cuh"
@@ -17,7 +18,8 @@ using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kQuad = 4;  // experts per access of the register path
+constexpr int kQuad = 4;                // experts per access of the register path
+constexpr int kCandidates = 2 * kWarp;  // that the register path can choose from
 constexpr std::uint32_t kNobody = 0xffffffffU;
 
 template <class A>
@@ -104,6 +106,7 @@ __device__ __forceinline__ bool in_mask(const Args<A>& op, std::uint64_t mask, i
 // Scores in memory only.
 template <class A>
 struct FromMemory {
+  static constexpr int kResident = sizeof(A) == 8 ? 4 : 6;  // blocks of a multiprocessor at least
   static __device__ void score(const Args<A>& op, std::int64_t t, FromMemory&) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const A* logits = op.logits + t * op.experts;
@@ -149,7 +152,8 @@ struct FromMemory {
   }
   // Calls take(j, expert) for j = 0 .. k - 1 and returns the cutoff.
   template <class Take>
-  __device__ A choose(const Args<A>& op, const A* s, std::uint64_t mask, Take&& take) {
+  __device__ A
+  choose(const Args<A>& op, const A* s, std::uint64_t mask, std::uint64_t*, Take&& take) {
     order_key_t<A> key = ~order_key_t<A>(0);
     std::uint32_t index = 0;
     for (int j = 0; j < op.k; ++j) {
@@ -165,6 +169,7 @@ struct FromMemory {
 // Scores of up to Quads * 128 experts in registers: lane l has the quads l, l + 32, ...
 template <int Quads>
 struct FromRegisters {
+  static constexpr int kResident = Quads > 7 ? 4 : Quads > 4 ? 5 : 6;
   std::uint32_t key[Quads][kQuad];  // floats until choose() makes keys of them
 
   static __device__ void score(const Args<float>& op, std::int64_t t, FromRegisters& r) {
@@ -222,71 +227,89 @@ struct FromRegisters {
     }
   }
 
+  // `candidates` [kCandidates]: shared memory of the warp.
   template <class Take>
-  __device__ float choose(const Args<float>& op, const float*, std::uint64_t mask, Take&& take) {
+  __device__ float choose(const Args<float>& op,
+                          const float* s,
+                          std::uint64_t mask,
+                          std::uint64_t* candidates,
+                          Take&& take) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    std::uint32_t best[Quads], at[Quads];  // of each quad
+    const int wanted = op.cutoff == nullptr ? op.k : op.k + 1;
+    const std::uint32_t bound = wanted > kWarp ? 0 : nth_of_lanes(make_keys(op, mask), wanted);
+    int mine = 0;
+#pragma unroll
+    for (int q = 0; q < Quads; ++q)
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i)
+        mine += key[q][i] >= bound ? 1 : 0;
+    int upto = mine;  // inclusive over lanes
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffU, upto, offset);
+      if (lane >= offset) upto += other;
+    }
+    const int total = __shfl_sync(0xffffffffU, upto, kWarp - 1);
+    if (bound == 0 || total > kCandidates)
+      return FromMemory<float>{}.choose(op, s, mask, nullptr, take);
+    int at = upto - mine;
+#pragma unroll
+    for (int q = 0; q < Quads; ++q) {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        if (key[q][i] < bound) continue;
+        const auto expert = static_cast<std::uint32_t>((q * kWarp + lane) * kQuad + i);
+        candidates[at++] = std::uint64_t{key[q][i]} << 32 | ~expert;
+      }
+    }
+    __syncwarp();
+    std::uint64_t first = lane < total ? candidates[lane] : 0;
+    std::uint64_t second = lane + kWarp < total ? candidates[lane + kWarp] : 0;
+    std::uint64_t best = 0;
+    for (int j = 0; j < wanted; ++j) {
+      best = warp_max_key(first > second ? first : second);
+      if (j < op.k) take(j, ~static_cast<std::uint32_t>(best));
+      if (first == best) first = 0;
+      if (second == best) second = 0;
+    }
+    return OrderKey<float>::value(static_cast<std::uint32_t>(best >> 32));
+  }
+
+  // Turns the scores into keys, 0 for those that may not be chosen; returns the lane's largest.
+  __device__ __forceinline__ std::uint32_t make_keys(const Args<float>& op, std::uint64_t mask) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    std::uint32_t largest = 0;
 #pragma unroll
     for (int q = 0; q < Quads; ++q) {
       const int e = (q * kWarp + lane) * kQuad;
-      Vec<float, kQuad> b{};
       const bool inside = e < op.experts;
+      Vec<float, kQuad> b{};
       if (inside && op.bias != nullptr) b = load<kQuad>(op.bias + e);
-      best[q] = 0;
-      at[q] = kNobody;
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) {
         const float s = __uint_as_float(key[q][i]);
         key[q][i] = inside && in_mask(op, mask, e + i)
                         ? OrderKey<float>::of(op.bias == nullptr ? s : s + b.v[i])
                         : 0;
-        if (key[q][i] > best[q]) {
-          best[q] = key[q][i];
-          at[q] = static_cast<std::uint32_t>(e + i);
-        }
+        largest = max(largest, key[q][i]);
       }
     }
-    const int rounds = op.cutoff == nullptr ? op.k : op.k + 1;
-    std::uint32_t top = 0;
-    for (int j = 0; j < rounds; ++j) {
-      top = 0;
-      std::uint32_t index = kNobody;
-#pragma unroll
-      for (int q = 0; q < Quads; ++q) {
-        if (best[q] > top) {
-          top = best[q];
-          index = at[q];
-        }
-      }
-      warp_best(top, index);
-      if (j < op.k) take(j, index);
-      remove(index, best, at);
-    }
-    return OrderKey<float>::value(top);
+    return largest;
   }
 
-  // All lanes go the same way, to the quads of `index`; where it is not their quad, they find what
-  // they had.
-  __device__ __forceinline__ void remove(std::uint32_t index,
-                                         std::uint32_t (&best)[Quads],
-                                         std::uint32_t (&at)[Quads]) {
+  // The n-th largest of the lanes' values: at least n keys of the warp are as large.
+  static __device__ __forceinline__ std::uint32_t nth_of_lanes(std::uint32_t value, int n) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int quad_row = static_cast<int>(index / (kWarp * kQuad));
 #pragma unroll
-    for (int q = 0; q < Quads; ++q) {
-      if (q != quad_row) continue;
-      const auto first = static_cast<std::uint32_t>((q * kWarp + lane) * kQuad);
-      best[q] = 0;
-      at[q] = kNobody;
+    for (int size = 2; size <= kWarp; size *= 2) {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-        if (first + i == index) key[q][i] = 0;
-        if (key[q][i] > best[q]) {
-          best[q] = key[q][i];
-          at[q] = first + i;
-        }
+      for (int distance = size / 2; distance > 0; distance /= 2) {
+        const std::uint32_t other = __shfl_xor_sync(0xffffffffU, value, distance);
+        const bool larger = ((lane & distance) == 0) == ((lane & size) == 0);
+        value = larger ? max(value, other) : min(value, other);
       }
     }
+    return __shfl_sync(0xffffffffU, value, n - 1);
   }
 };
 
@@ -326,8 +349,9 @@ __device__ void weigh(const Args<A>& op, std::int64_t t, const A* s, const std::
 }
 
 template <class A, class Row>
-__global__ void __launch_bounds__(kThreads, 4) forward_kernel(const Args<A> op) {
+__global__ void __launch_bounds__(kThreads, Row::kResident) forward_kernel(const Args<A> op) {
   __shared__ std::int32_t choices[kWarps][kMaxChoices];
+  __shared__ std::uint64_t candidates[kWarps][kCandidates];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   std::int32_t* choice = choices[threadIdx.x / kWarp];
   for (std::int64_t t = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; t < op.tokens;
@@ -347,14 +371,15 @@ __global__ void __launch_bounds__(kThreads, 4) forward_kernel(const Args<A> op) 
       if (op.cutoff != nullptr) cutoff = cutoff_of_given(op, s, choice);
     } else {
       const std::uint64_t mask = op.num_groups == 1 ? 0 : kept_groups(op, s);
-      cutoff = row.choose(op, s, mask, [&](int j, std::uint32_t expert) {
-        if (lane == 0) choice[j] = static_cast<std::int32_t>(expert);
-      });
+      cutoff = row.choose(
+          op, s, mask, candidates[threadIdx.x / kWarp], [&](int j, std::uint32_t expert) {
+            if (lane == 0) choice[j] = static_cast<std::int32_t>(expert);
+          });
       __syncwarp();
     }
     if (op.cutoff != nullptr && lane == 0) op.cutoff[t] = cutoff;
     weigh(op, t, s, choice);
-    __syncwarp();  // the next token writes choice
+    __syncwarp();  // the next token writes choice and candidates
   }
 }
 

@@ -40,7 +40,8 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 ///
 /// With skip != 0 nothing is written. No two tensors overlap. Matrices go through in groups of
 /// fixed size, products in fixed row tiles: the bits of a matrix depend neither on the batch nor on
-/// threads. Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2
+/// threads. Where the sizes allow, the CUDA backend forms f32 products from two bf16 halves per number
+/// (about 17 bits). Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2
 /// and 7.3.
 struct MuonUpdate {
   static constexpr const char* kName = "muon_update";
@@ -81,5 +82,7 @@ struct NewtonSchulz {
 
 void launch(CpuContext& context, const MuonUpdate& op);
 void launch(CpuContext& context, const NewtonSchulz& op);
+void launch(CudaContext& context, const MuonUpdate& op);
+void launch(CudaContext& context, const NewtonSchulz& op);
 
 }  // namespace moesaic

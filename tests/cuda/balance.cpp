@@ -96,7 +96,7 @@ void check_exact(BothBackends& both, const Size& s, DType dtype, bool with_nan) 
   }
   fill_scores(margins.initial.view(), cutoff.initial.view(), with_nan);
   for (std::int64_t i = 0; i < s.tokens * s.experts; ++i) {
-    if (i % 5 == 0) set(margins.initial.view(), i, -0.25 * static_cast<double>(i % 4));
+    if (i % 5 == 0) set(margins.initial.view(), i, 0.0 - 0.25 * static_cast<double>(i % 4));
   }
   fill_normal(bias.initial.view(), 74);
   for (const std::int64_t top_k : {std::int64_t{1}, (s.experts + 1) / 2, s.experts}) {

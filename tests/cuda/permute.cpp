@@ -158,7 +158,7 @@ TEST_CASE("Rows go to their experts and back on CUDA as on the CPU", "[cuda]") {
       check_rows(both, *plan, width, DType::bf16, DType::f32);
     }
   }
-  const Plan large(both, 300, 16, 96, false);
+  const Plan large(both, 60, 16, 96, false);
   check_rows(both, large, 3584, DType::bf16, DType::bf16);
   check_rows(both, large, 9000, DType::bf16, DType::f32);  // more pieces than blocks in y
 }

@@ -12,8 +12,8 @@ DType stats_type(DType dtype) {
 }
 // The device adds a row in hundreds of partial sums, the CPU in eight: its f32 sum over 160,000
 // columns is the worse one.
-double sum_tolerance(DType dtype) {
-  return dtype == DType::f64 ? 1e-13 : 1e-5;
+double sum_tolerance(DType dtype, std::int64_t n = 0) {
+  return dtype == DType::f64 ? 1e-13 : n > 100000 ? 5e-5 : 1e-5;
 }
 double gradient_tolerance(DType dtype) {
   return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 3e-5 : 1e-3;
@@ -117,7 +117,7 @@ void check_divergence(BothBackends& both,
     const Rows r(rows, n, dtype, kind == Gradient::narrow ? DType::bf16 : dtype);
     require_cuda_matches_cpu(both,
                              r.all(),
-                             {{&r.loss_sum, sum_tolerance(dtype)}, r.gradient_output(kind)},
+                             {{&r.loss_sum, sum_tolerance(dtype, n)}, r.gradient_output(kind)},
                              [&](auto side) {
                                return VocabDivergence{
                                    .loss_sum = side(r.loss_sum),
@@ -158,6 +158,10 @@ TEST_CASE("Cross-entropy on CUDA matches the CPU", "[cuda]") {
   check_cross_entropy(both, 6, 163840, DType::bf16, Gradient::in_place, true);
   check_cross_entropy(both, 6, 163840, DType::f32, Gradient::narrow, true);
   check_cross_entropy(both, 3000, 100, DType::f32, Gradient::own, true);
+  // Long rows that are not kept, in the same order of sums as short ones.
+  std::get<CudaContext>(both.cuda.backend()).path = KernelPath::plain;
+  check_cross_entropy(both, 6, 163840, DType::bf16, Gradient::in_place, true);
+  check_cross_entropy(both, 3, 40000, DType::f32, Gradient::narrow, true);
 }
 
 TEST_CASE("Divergences over the vocabulary on CUDA match the CPU", "[cuda]") {
