@@ -19,6 +19,7 @@ constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 struct Block {
   std::int64_t first = 0;  // element of the tensor where the block starts
   std::int64_t rows = 0, cols = 0;
+  std::int64_t shift = 0;  // how much further on that is in a tensor with gaps between matrices
   bool flip() const { return rows > cols; }
   std::int64_t m() const { return std::min(rows, cols); }
   std::int64_t n() const { return std::max(rows, cols); }
@@ -27,13 +28,14 @@ struct Block {
 std::vector<Block> list_blocks(std::int64_t batch,
                                std::int64_t rows,
                                std::int64_t cols,
-                               const std::vector<RowBlock>& cuts) {
+                               const std::vector<RowBlock>& cuts,
+                               std::int64_t gap) {
   std::vector<Block> out;
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t base = i * rows * cols;
-    if (cuts.empty()) out.push_back({base, rows, cols});
+    if (cuts.empty()) out.push_back({base, rows, cols, i * gap});
     for (const RowBlock& b : cuts)
-      out.push_back({base + b.begin * cols, b.end - b.begin, cols});
+      out.push_back({base + b.begin * cols, b.end - b.begin, cols, i * gap});
   }
   return out;
 }
@@ -143,7 +145,7 @@ struct Update {
     A* x = ws.x.as<A>() + slot * ws.x.dim(1);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
-        const A g = clip * static_cast<A>(dw[i]);
+        const A g = clip * static_cast<A>(dw[i + b.shift]);
         const A m = mu * momentum[i] + g;
         momentum[i] = m;
         x[wide] = op.nesterov ? g + mu * m : m;
@@ -154,10 +156,11 @@ struct Update {
     const auto keep = static_cast<A>(decay);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
-        w[i] = keep * w[i] - step * direction[wide];
+        w[i + b.shift] = keep * w[i + b.shift] - step * direction[wide];
       });
       if (compute == nullptr) return;
-      const std::int64_t from = b.first + begin * b.cols, to = b.first + end * b.cols;
+      const std::int64_t first = b.first + b.shift, from = first + begin * b.cols,
+                         to = first + end * b.cols;
 #pragma omp simd
       for (std::int64_t i = from; i < to; ++i)
         compute[i] = C(w[i]);
@@ -208,7 +211,7 @@ void orthogonalise(ThreadPool& pool,
 
 void launch(CpuContext& context, const MuonUpdate& op) {
   const Arena::Mark mark(context.scratch);
-  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
+  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks, op.gap());
   const Workspace ws = take_workspace(context.scratch, blocks, op.w.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
     cpu::dispatch_stats(op.w.dtype(),
@@ -218,7 +221,7 @@ void launch(CpuContext& context, const MuonUpdate& op) {
 
 void launch(CpuContext& context, const NewtonSchulz& op) {
   const Arena::Mark mark(context.scratch);
-  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
+  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks, 0);
   const Workspace ws = take_workspace(context.scratch, blocks, op.x.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
     cpu::dispatch_stats(op.x.dtype(),
