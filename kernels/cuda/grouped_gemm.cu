@@ -204,7 +204,8 @@ void run_op(CudaContext& context,
   // Room for the longest list: a dry run knows no addresses, so it cannot tell which it will be.
   const TensorView scratch =
       take_tile_scratch(context, op.slot_of_expert, rows_bound, kSmallestTiles);
-  if (is_dry(context) || rows_bound == 0 || result.numel() == 0) return;
+  const bool empty = rows_bound == 0 || result.numel() == 0 || op.slot_of_expert.numel() == 0;
+  if (is_dry(context) || empty) return;
   const GroupTiles tiles = make_tiles(
       context, scratch, op.offsets, op.slot_of_expert, rows_bound, num_slots, tile ? tiled : plain);
   if (tile) return launch_tiled(context, op, tiles);

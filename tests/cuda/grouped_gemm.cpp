@@ -215,6 +215,7 @@ TEST_CASE("grouped products on CUDA: all rows to one expert, one row, none", "[c
     check_tiled(both, routing_of({0, 0, 5000, 0}, 3), 128, 192, result, false);
     check_tiled(both, routing_of({0, 1, 0}, 0), 128, 192, result, true);
     check_tiled(both, routing_of({0, 0}, 9), 128, 192, result, false);
+    check_tiled(both, routing_of({}, 9), 128, 192, result, false);
     check_tiled(both, routing_of({777}, 0), 320, 64, result, false);
   }
   // More experts than the list's kernel has threads.
