@@ -17,6 +17,7 @@ constexpr int kAcross = kSide / kOwn;
 constexpr int kPitch =
     kSide + 4;  // of a shared row: spreads columns over banks, keeps 16-byte alignment
 constexpr TileRule kPlainRows{.max_rows = kSide, .rows_step = 1};
+constexpr TileRule kSmallestTiles{.max_rows = kMinTileRows, .rows_step = 1};
 
 enum class Product { forward, backward_input, backward_weight };
 
@@ -200,9 +201,11 @@ void run_op(CudaContext& context,
   const bool tile = may_specialise(context) && can_tile(op);
   report_path(context, op, tile ? "tiled" : "plain");
   const Arena::Mark mark(context.scratch);
-  // The plain list is the longer one. A dry run knows no addresses, so it cannot tell which it will be.
-  const TensorView scratch = take_tile_scratch(context, op.slot_of_expert, rows_bound, plain);
-  if (is_dry(context) || rows_bound == 0 || result.numel() == 0) return;
+  // Room for the longest list: a dry run knows no addresses, so it cannot tell which it will be.
+  const TensorView scratch =
+      take_tile_scratch(context, op.slot_of_expert, rows_bound, kSmallestTiles);
+  const bool empty = rows_bound == 0 || result.numel() == 0 || op.slot_of_expert.numel() == 0;
+  if (is_dry(context) || empty) return;
   const GroupTiles tiles = make_tiles(
       context, scratch, op.offsets, op.slot_of_expert, rows_bound, num_slots, tile ? tiled : plain);
   if (tile) return launch_tiled(context, op, tiles);
@@ -212,10 +215,22 @@ void run_op(CudaContext& context,
 }  // namespace
 
 void launch(CudaContext& context, const GroupedLinearForward& op) {
-  run_op(context, op, op.y, op.x.dim(0), op.w.dim(0), kRowTiles, kPlainRows);
+  run_op(context,
+         op,
+         op.y,
+         op.x.dim(0),
+         op.w.dim(0),
+         row_tiles(op.x.dim(0), op.slot_of_expert.dim(0)),
+         kPlainRows);
 }
 void launch(CudaContext& context, const GroupedLinearBackwardInput& op) {
-  run_op(context, op, op.dx, op.dy.dim(0), op.w.dim(0), kRowTiles, kPlainRows);
+  run_op(context,
+         op,
+         op.dx,
+         op.dy.dim(0),
+         op.w.dim(0),
+         row_tiles(op.dy.dim(0), op.slot_of_expert.dim(0)),
+         kPlainRows);
 }
 void launch(CudaContext& context, const GroupedLinearBackwardWeight& op) {
   run_op(context, op, op.dw, op.x.dim(0), op.dw.dim(0), kExpertTiles, kExpertTiles);

@@ -13,10 +13,8 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kRowStep = kRowTiles.rows_step;
-constexpr int kMaxRows = kRowTiles.max_rows;
 constexpr int kNumHalves = kMaxRows / kRowStep;  // boxes of 8, 16 ... 128 rows
-constexpr int kChunkRows = 64;               // rows that go through the staging buffer at a time
+constexpr int kChunkRows = 32;               // rows that go through the staging buffer at a time
 constexpr int kOutBytes = kChunkRows * 128;  // of a staging buffer: 64 outputs per row
 
 struct RowMaps {
@@ -31,6 +29,7 @@ struct RowArgs {
   std::int32_t blocks;  // of 64 terms of the sum
   std::int32_t pairs;   // of 128 outputs
   bool accumulate;
+  RingShape shape;
   const GroupTile* tiles;
   const std::int32_t* num_tiles;
 };
@@ -59,10 +58,10 @@ __device__ void produce(
   RingPosition at;
   for (int u = cluster_index(); u < num_units; u += num_clusters()) {
     const Unit unit = unit_at(args, u, rank);
-    const int half = padded_rows(unit.tile) / 2, row = unit.tile.row + rank * half;
+    const int half = padded_rows(unit.tile) / 2;
     const CUtensorMap* const rows_map = &maps.half_rows[half / 8 - 1];
-    const auto bytes = static_cast<std::uint32_t>(kBytesM + half * kCluster * kRowBytes);
-    for (int b = 0; b < args.blocks; ++b, at.advance()) {
+    const auto bytes = static_cast<std::uint32_t>(kBytesM + half * 2 * kRowBytes);
+    for (int b = 0; b < args.blocks; ++b, at.advance(ring)) {
       std::uint64_t* const full = ring.full + at.stage;
       unsigned char* const stage = ring.stage(at.stage);
       mbarrier_wait(ring.empty + at.stage, at.phase ^ 1U);
@@ -75,8 +74,12 @@ __device__ void produce(
         tma_load_3d(
             stage + kAtomTile, &maps.weights, full, unit.output + 64, depth, unit.tile.slot);
       }
-      tma_load_2d_multicast(
-          stage + kBytesM + rank * half * kRowBytes, rows_map, full, depth, row, kBothBlocks);
+      tma_load_2d_multicast(stage + kBytesM + rank * half * kRowBytes,
+                            rows_map,
+                            full,
+                            depth,
+                            unit.tile.row + rank * half,
+                            kBothBlocks);
     }
   }
 }
@@ -181,7 +184,8 @@ __device__ __forceinline__ void write_result(const float (&d)[kMaxRows / 2],
 template <Major kMajorW, class C>
 __device__ void consume(
     const RowArgs<C>& args, const Ring& ring, int num_units, int rank, int group) {
-  unsigned char* const staging = ring.stage(kStages) + group * 2 * kOutBytes;
+  unsigned char* const staging = ring.stage(ring.shape.stages) + group * 2 * kOutBytes;
+  const auto nothing = [](int, unsigned char*) {};
   RingPosition at;
   int buffer = 0;
   Unit next{};
@@ -192,9 +196,9 @@ __device__ void consume(
     if (u + num_clusters() < num_units) next = unit_at(args, u + num_clusters(), rank);
     float d[kMaxRows / 2];
     switch (padded_rows(unit.tile)) {
-#define MOESAIC_ROWS(N)                                              \
-  case N:                                                            \
-    multiply<kMajorW, Major::k, N>(d, ring, at, args.blocks, group); \
+#define MOESAIC_ROWS(N)                                                       \
+  case N:                                                                     \
+    multiply<kMajorW, Major::k, N>(d, ring, at, args.blocks, group, nothing); \
     break;
       MOESAIC_ROWS(16)
       MOESAIC_ROWS(32)
@@ -220,13 +224,13 @@ __device__ void consume(
   }
 }
 
-constexpr int kSharedBytes = ring_bytes(kMaxRows) + kConsumers * 2 * kOutBytes;
+constexpr int kStaging = kConsumers * 2 * kOutBytes;
 
 template <Major kMajorW, class C>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ RowMaps maps, const RowArgs<C> args) {
-  __shared__ std::uint64_t barriers[2 * kStages];
-  const Ring ring = make_ring(barriers, kBytesM + kMaxRows * kRowBytes);
+  __shared__ std::uint64_t barriers[2 * kMaxStages];
+  const Ring ring = make_ring(barriers, args.shape);
   const int num_units = *args.num_tiles * args.pairs;
   const int rank = static_cast<int>(cluster_rank());
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
@@ -269,17 +273,19 @@ void launch_rows(CudaContext& context,
   const cudaStream_t stream = native_stream(context);
   const RowMaps maps = make_maps(w, rows, kMajorW);
   const std::int64_t pairs = (y.dim(1) + kCluster * kTileM - 1) / (kCluster * kTileM);
+  const RingShape shape = ring_shape(tiles.max_rows, kStaging);
   const RowArgs<C> args{.y = reinterpret_cast<C*>(y.data()),
                         .outputs = y.dim(1),
                         .blocks = static_cast<std::int32_t>((rows.dim(1) + kBlockK - 1) / kBlockK),
                         .pairs = static_cast<std::int32_t>(pairs),
                         .accumulate = accumulate,
+                        .shape = shape,
                         .tiles = tiles.tiles,
                         .num_tiles = tiles.num_tiles};
   const auto kernel = rows_kernel<kMajorW, C>;
-  allow_shared(kernel, kSharedBytes);
-  kernel<<<persistent_grid(context, tiles.bound * pairs), kThreads, kSharedBytes, stream>>>(maps,
-                                                                                            args);
+  const int shared = shape.bytes() + kStaging;
+  allow_shared(kernel, shared);
+  kernel<<<persistent_grid(context, tiles.bound * pairs), kThreads, shared, stream>>>(maps, args);
   check_launch("grouped_gemm_rows");
 }
 

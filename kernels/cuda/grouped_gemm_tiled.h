@@ -6,8 +6,16 @@
 
 namespace moesaic::cuda {
 
-/// Rows of a tile are a side of a wgmma product, in steps of 16 rows.
-constexpr TileRule kRowTiles{.max_rows = 256, .rows_step = 16};
+/// Rows of a tile are a side of a wgmma product, in steps of 16 rows. Few rows per expert: smaller tiles, so that shared
+/// memory holds more of the weights on their way, which then set the pace. The mean is of the bound: the host knows no more.
+constexpr std::int32_t kRowStep = 16, kMaxRows = 256, kMinTileRows = 32;
+inline TileRule row_tiles(std::int64_t rows_bound, std::int64_t experts) {
+  const std::int64_t usual = (rows_bound + rows_bound / 4) / std::max<std::int64_t>(experts, 1);
+  for (const std::int32_t rows : {kMinTileRows, 64, 96, 128, 192}) {
+    if (usual <= rows) return {.max_rows = rows, .rows_step = kRowStep};
+  }
+  return {.max_rows = kMaxRows, .rows_step = kRowStep};
+}
 /// A weight gradient sums over all rows of its expert.
 constexpr TileRule kExpertTiles{.max_rows = kAllRows, .rows_step = 16};
 

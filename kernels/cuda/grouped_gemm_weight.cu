@@ -2,7 +2,7 @@
 // both operands transposed (rows of tokens are the sum's index). A pair of blocks takes neighbouring n and the same k; each
 // loads half of the k side for both.
 //
-// The last stage of an expert's rows holds rows of the next expert, or memory that nobody wrote: they are overwritten with
+// The last stage of an expert's rows may hold rows of the next expert, or memory that nobody wrote: they are overwritten with
 // zeros in shared memory before they are multiplied.
 #include "kernels/cuda/grouped_gemm_tiled.h"
 #include "kernels/cuda/grouped_ring.cuh"
@@ -27,7 +27,8 @@ struct WeightArgs {
   C* dw;
   std::int64_t n, k;
   std::int32_t across, down;  // tiles of dw: columns, pairs of rows
-  const GroupTile* tiles;     // one per expert that has rows
+  RingShape shape;
+  const GroupTile* tiles;  // one per expert that has rows
   const std::int32_t* num_tiles;
 };
 
@@ -55,7 +56,7 @@ __device__ void produce(
   for (int u = cluster_index(); u < num_units; u += num_clusters()) {
     const Unit unit = unit_at(args, u, rank);
     const int blocks = blocks_of(unit.tile);
-    for (int b = 0; b < blocks; ++b, at.advance()) {
+    for (int b = 0; b < blocks; ++b, at.advance(ring)) {
       std::uint64_t* const full = ring.full + at.stage;
       unsigned char* const stage = ring.stage(at.stage);
       mbarrier_wait(ring.empty + at.stage, at.phase ^ 1U);
@@ -71,58 +72,33 @@ __device__ void produce(
   }
 }
 
-// Zeros in the rows from `rows` on, up to the next multiple of 16; what is behind is not multiplied. All consumers; a
-// warpgroup clears its own M tile, and both share the N tiles.
+// Zeros in the rows of a stage from `rows` on. All consumers; a warpgroup clears its own M tile, and both share the N tiles.
 __device__ __forceinline__ void clear_rows(unsigned char* stage, int rows, int group) {
   constexpr int kPieces = kRowBytes / 16, kTiles = 1 + kTilesN / kConsumers;
-  const int clear = (rows + 15) / 16 * 16 - rows;
-  for (int index = static_cast<int>(threadIdx.x) % kGroupThreads; index < clear * kPieces * kTiles;
-       index += kGroupThreads) {
-    const int which = index / (clear * kPieces), piece = index % (clear * kPieces);
-    unsigned char* const tile =
-        stage + (which == 0 ? group * kAtomTile
-                            : kBytesM + (group * kTilesN / kConsumers + which - 1) * kAtomTile);
-    // The swizzle moves pieces inside a row only.
-    *reinterpret_cast<uint4*>(tile + rows * kRowBytes + piece * 16) = uint4{};
+  // The swizzle moves pieces inside a row only.
+  for (int piece = rows * kPieces + static_cast<int>(threadIdx.x) % kGroupThreads;
+       piece < kBlockK * kPieces;
+       piece += kGroupThreads) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      unsigned char* const tile =
+          stage + (i == 0 ? group * kAtomTile
+                          : kBytesM + (group * kTilesN / kConsumers + i - 1) * kAtomTile);
+      *reinterpret_cast<uint4*>(tile + piece * 16) = uint4{};
+    }
   }
   fence_proxy_async();
   named_barrier_sync(kBothGroups, kConsumers * kGroupThreads);
 }
 
-// The last stage of an expert: 1 ... 64 rows, in steps of 16.
-__device__ __forceinline__ void multiply_tail(float (&d)[kTileN / 2],
-                                              const Ring& ring,
-                                              RingPosition& at,
-                                              int rows,
-                                              bool accumulate,
-                                              int group) {
-  mbarrier_wait(ring.full + at.stage, at.phase);
-  unsigned char* const stage = ring.stage(at.stage);
-  clear_rows(stage, rows, group);
-  const std::uint64_t m = swizzled_descriptor<Major::mn>(stage + group * kAtomTile, kAtomTile),
-                      n = swizzled_descriptor<Major::mn>(stage + kBytesM, kAtomTile);
-  for (int k = 0; k * 16 < rows; ++k) {
-    wgmma_fence();
-    wgmma_ss<Major::mn, Major::mn>(d,
-                                   m + k * descriptor_step(16 * kRowBytes),
-                                   n + k * descriptor_step(16 * kRowBytes),
-                                   accumulate || k > 0);
-    wgmma_commit();
-  }
-  wgmma_wait<0>();
-  pin_registers(d);
-  release(ring, at.stage);
-  at.advance();
-}
-
-// dw += d through the copy engine, which adds in the L2 cache: no load to wait for, and each element has one adder. One
-// thread per warpgroup feeds it from two staging buffers.
-__device__ __forceinline__ void add_result(const float (&d)[kTileN / 2],
-                                           const WeightMaps& maps,
-                                           const WeightArgs<float>& args,
-                                           const Unit& unit,
-                                           int group,
-                                           unsigned char* staging) {
+// dw += d through the copy engine, which adds in the L2 cache: no load to wait for. Each element has one adder, so the order
+// of additions is fixed; what is subnormal becomes zero. One thread per warpgroup feeds the engine from two staging buffers.
+__device__ __forceinline__ void add_by_copy_engine(const float (&d)[kTileN / 2],
+                                                   const WeightMaps& maps,
+                                                   const WeightArgs<float>& args,
+                                                   const Unit& unit,
+                                                   int group,
+                                                   unsigned char* staging) {
   const int lane = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
   const bool issues = threadIdx.x % kGroupThreads == 0;
@@ -146,33 +122,57 @@ __device__ __forceinline__ void add_result(const float (&d)[kTileN / 2],
     fence_proxy_async();
     named_barrier_sync(1 + group, kGroupThreads);
     const int column = unit.column + c * kOutColumns;
-    if (issues && row < args.n && column < args.k) {
-      tma_reduce_add_3d(&maps.dw, chunk, column, row, unit.tile.slot);
-      bulk_commit();
+    if (issues) {
+      if (row < args.n && column < args.k)
+        tma_reduce_add_3d(&maps.dw, chunk, column, row, unit.tile.slot);
+      bulk_commit();  // also when nothing was issued: the wait above counts groups
     }
   }
 }
 
-// dw += d rounded once to bf16. Four lanes share 16 bytes; the neighbouring half of a sector comes from the first-level cache.
-__device__ __forceinline__ void add_result(const float (&d)[kTileN / 2],
-                                           const WeightMaps&,
-                                           const WeightArgs<__nv_bfloat16>& args,
-                                           const Unit& unit,
-                                           int group,
-                                           unsigned char*) {
+// dw += d, rounded once. Neighbouring lanes swap halves, so that a lane has four columns of a row, and four lanes 16.
+template <class C>
+__device__ __forceinline__ void add_from_registers(const float (&d)[kTileN / 2],
+                                                   const WeightArgs<C>& args,
+                                                   const Unit& unit,
+                                                   int group) {
   const int lane = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+  const bool odd = lane % 2 != 0;
   const std::int64_t row = unit.row + group * 64 + warp * 16 + lane / 4;
-  const int column = unit.column + lane % 4 * 2;
-  __nv_bfloat16* const dw = args.dw + (unit.tile.slot * args.n + row) * args.k + column;
+  const std::int64_t column = unit.column + lane % 2 * 8 + lane % 4 / 2 * 4;
+  C* const dw = args.dw + (unit.tile.slot * args.n + row) * args.k + column;
+  constexpr int kColumns = 16;  // of four lanes
+  constexpr int kBatch = 4;     // of them, whose old values are on their way at a time
+  const auto inside = [&](int i, int h) {
+    return row + h * 8 < args.n && column + i * kColumns < args.k;
+  };
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j) {
+  for (int b = 0; b < kTileN / kColumns; b += kBatch) {
+    Vec<C, 4> v[kBatch][2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (row + h * 8 >= args.n || column + j * 8 >= args.k) continue;
-      auto* const p = reinterpret_cast<__nv_bfloat162*>(dw + h * 8 * args.k + j * 8);
-      const float2 old = __bfloat1622float2(*p);
-      *p = __floats2bfloat162_rn(old.x + d[j * 4 + h * 2], old.y + d[j * 4 + h * 2 + 1]);
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (inside(b + i, h)) v[i][h] = load<4>(dw + h * 8 * args.k + (b + i) * kColumns);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // Columns 2q, 2q + 1 of eight, and of the next eight (q = lane % 4).
+        const float* const own = d + (b + i) * 8 + h * 2;
+        const float other[2] = {__shfl_xor_sync(0xffffffffU, odd ? own[0] : own[4], 1),
+                                __shfl_xor_sync(0xffffffffU, odd ? own[1] : own[5], 1)};
+        const float sum[4] = {odd ? other[0] : own[0],
+                              odd ? other[1] : own[1],
+                              odd ? own[4] : other[0],
+                              odd ? own[5] : other[1]};
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          v[i][h].v[c] = round_to<C>(widen<float>(v[i][h].v[c]) + sum[c]);
+        if (inside(b + i, h)) store(dw + h * 8 * args.k + (b + i) * kColumns, v[i][h]);
+      }
     }
   }
 }
@@ -184,7 +184,7 @@ __device__ void consume(const WeightMaps& maps,
                         int num_units,
                         int rank,
                         int group) {
-  unsigned char* const staging = ring.stage(kStages) + group * 2 * kOutBytes;
+  unsigned char* const staging = ring.stage(ring.shape.stages) + group * 2 * kOutBytes;
   RingPosition at;
   Unit next{};
   if (cluster_index() < num_units) next = unit_at(args, cluster_index(), rank);
@@ -192,22 +192,29 @@ __device__ void consume(const WeightMaps& maps,
     const Unit unit = next;
     // Looked up while the products run: nothing would hide the loads between two tiles.
     if (u + num_clusters() < num_units) next = unit_at(args, u + num_clusters(), rank);
-    const int whole = unit.tile.rows / kBlockK, rest = unit.tile.rows % kBlockK;
+    const int rows = unit.tile.rows, blocks = blocks_of(unit.tile);
     float d[kTileN / 2];
-    if (whole > 0) multiply<Major::mn, Major::mn, kTileN>(d, ring, at, whole, group);
-    if (rest > 0) multiply_tail(d, ring, at, rest, whole > 0, group);
-    add_result(d, maps, args, unit, group, staging);
+    multiply<Major::mn, Major::mn, kTileN>(
+        d, ring, at, blocks, group, [&](int b, unsigned char* stage) {
+          if ((b + 1) * kBlockK > rows) clear_rows(stage, rows - b * kBlockK, group);
+        });
+    if constexpr (std::is_same_v<C, float>) {
+      add_by_copy_engine(d, maps, args, unit, group, staging);
+    } else {
+      add_from_registers(d, args, unit, group);
+    }
   }
   bulk_wait<0>();
 }
 
-constexpr int kSharedBytes = ring_bytes(kTileN) + kConsumers * 2 * kOutBytes;
+constexpr int kStaging = kConsumers * 2 * kOutBytes;
+constexpr RingShape kShape = ring_shape(kTileN, kStaging);
 
 template <class C>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     weight_kernel(const __grid_constant__ WeightMaps maps, const WeightArgs<C> args) {
-  __shared__ std::uint64_t barriers[2 * kStages];
-  const Ring ring = make_ring(barriers, kBytesM + kBytesN);
+  __shared__ std::uint64_t barriers[2 * kMaxStages];
+  const Ring ring = make_ring(barriers, args.shape);
   const int num_units = *args.num_tiles * args.across * args.down;
   const int rank = static_cast<int>(cluster_rank());
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
@@ -243,9 +250,11 @@ void launch_weight(CudaContext& context,
                            .k = k,
                            .across = static_cast<std::int32_t>(across),
                            .down = static_cast<std::int32_t>(down),
+                           .shape = kShape,
                            .tiles = tiles.tiles,
                            .num_tiles = tiles.num_tiles};
   const auto kernel = weight_kernel<C>;
+  const int kSharedBytes = kShape.bytes() + kStaging;
   allow_shared(kernel, kSharedBytes);
   kernel<<<persistent_grid(context, tiles.bound * across * down), kThreads, kSharedBytes, stream>>>(
       maps, args);

@@ -13,50 +13,61 @@ constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kCluster = 2;
 constexpr std::uint16_t kBothBlocks = 3;
-constexpr int kStages = 4;
+constexpr int kMaxStages = 12;
 constexpr int kBlockK = 64;  // terms of the sums per stage
 constexpr int kTileM = kConsumers * 64;
 constexpr int kRowBytes = 128;             // 64 bf16: a row of every swizzled tile
 constexpr int kAtomTile = 64 * kRowBytes;  // 64 rows of them: what a warpgroup takes as A
 constexpr int kBytesM = kConsumers * kAtomTile;
 constexpr int kSwizzleAlignment = 1024;
+constexpr int kMaxShared = 227 * 1024;  // of a block, the barriers included
 
-/// A stage: the M side's kBytesM, then the N side.
+/// How shared memory is cut: the fewer rows a tile has on the N side, the more stages there are, so that as many bytes are
+/// on their way.
+struct RingShape {
+  std::int32_t stages;
+  std::int32_t stage_bytes;  // the M side's kBytesM, then the N side
+  std::int32_t bytes() const { return kSwizzleAlignment + stages * stage_bytes; }
+};
+constexpr RingShape ring_shape(int n, int staging_bytes) {
+  const int stage = kBytesM + n * kRowBytes;
+  const int room = kMaxShared - kSwizzleAlignment - staging_bytes -
+                   2 * kMaxStages * static_cast<int>(sizeof(std::uint64_t));
+  return {std::min(kMaxStages, room / stage), stage};
+}
+
 struct Ring {
   unsigned char* base;
-  int stage_bytes;
-  std::uint64_t* full;   // [kStages] the bytes are there
-  std::uint64_t* empty;  // [kStages] both warpgroups of both blocks have read them
-  __device__ __forceinline__ unsigned char* stage(int i) const { return base + i * stage_bytes; }
+  RingShape shape;
+  std::uint64_t* full;   // [stages] the bytes are there
+  std::uint64_t* empty;  // [stages] both warpgroups of both blocks have read them
+  __device__ __forceinline__ unsigned char* stage(int i) const {
+    return base + i * shape.stage_bytes;
+  }
 };
 struct RingPosition {
   int stage = 0;
   std::uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
+  __device__ __forceinline__ void advance(const Ring& ring) {
+    if (++stage == ring.shape.stages) {
       stage = 0;
       phase ^= 1U;
     }
   }
 };
 
-/// Dynamic shared memory of the ring for tiles with up to `n` on the N side; what follows it is the kernel's.
-constexpr int ring_bytes(int n) {
-  return kSwizzleAlignment + kStages * (kBytesM + n * kRowBytes);
-}
-
-/// All threads of both blocks.
-__device__ __forceinline__ Ring make_ring(std::uint64_t* barriers, int stage_bytes) {
+/// All threads of the cluster.
+__device__ __forceinline__ Ring make_ring(std::uint64_t* barriers, const RingShape& shape) {
   extern __shared__ unsigned char dynamic_shared[];
   // Rounded up by the address in the shared window: that is what the swizzle goes by. The same in both blocks.
   const std::uint32_t address = shared_address(dynamic_shared);
   const Ring ring{
       dynamic_shared + (kSwizzleAlignment - address % kSwizzleAlignment) % kSwizzleAlignment,
-      stage_bytes,
+      shape,
       barriers,
-      barriers + kStages};
+      barriers + kMaxStages};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < shape.stages; ++i) {
       mbarrier_init(ring.full + i, 1);
       mbarrier_init(ring.empty + i, kConsumers * kCluster);
     }
@@ -79,11 +90,16 @@ __device__ __forceinline__ void release(const Ring& ring, int stage) {
   if (thread < kCluster) mbarrier_arrive_remote(ring.empty + stage, thread);
 }
 
-/// The first N / 2 of d = the sum over `blocks` stages: the warpgroup's 64 of M times N of the tile. The products of one stage
-/// are in flight while the next stage is waited for.
-template <Major kMajorM, Major kMajorN, int N, int kSums>
-__device__ __forceinline__ void multiply(
-    float (&sums)[kSums], const Ring& ring, RingPosition& at, int blocks, int group) {
+/// The first N / 2 of d = the sum over `blocks` stages (at least one): the warpgroup's 64 of M times N of the tile. The
+/// products of one stage are in flight while the next stage is waited for. `prepare(b, stage)` is called when block b has
+/// arrived.
+template <Major kMajorM, Major kMajorN, int N, int kSums, class Prepare>
+__device__ __forceinline__ void multiply(float (&sums)[kSums],
+                                         const Ring& ring,
+                                         RingPosition& at,
+                                         int blocks,
+                                         int group,
+                                         Prepare&& prepare) {
   static_assert(N / 2 <= kSums);
   constexpr std::uint64_t kStepM = descriptor_step(kMajorM == Major::k ? 32 : 16 * kRowBytes),
                           kStepN = descriptor_step(kMajorN == Major::k ? 32 : 16 * kRowBytes);
@@ -91,7 +107,8 @@ __device__ __forceinline__ void multiply(
   int previous = 0;
   for (int b = 0; b < blocks; ++b) {
     mbarrier_wait(ring.full + at.stage, at.phase);
-    const unsigned char* const stage = ring.stage(at.stage);
+    unsigned char* const stage = ring.stage(at.stage);
+    prepare(b, stage);
     const std::uint64_t m = swizzled_descriptor<kMajorM>(stage + group * kAtomTile, kAtomTile),
                         n = swizzled_descriptor<kMajorN>(stage + kBytesM, kAtomTile);
     wgmma_fence();
@@ -104,7 +121,7 @@ __device__ __forceinline__ void multiply(
       release(ring, previous);
     }
     previous = at.stage;
-    at.advance();
+    at.advance(ring);
   }
   wgmma_wait<0>();
   pin_registers(d);

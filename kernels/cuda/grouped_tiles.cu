@@ -120,7 +120,7 @@ GroupTiles make_tiles(CudaContext& context,
                       count};
   list_kernel<<<1, kThreads, 0, native_stream(context)>>>(args);
   check_launch("grouped_tiles");
-  return {tiles, count, tile_bound(experts, rows_bound, rule)};
+  return {tiles, count, tile_bound(experts, rows_bound, rule), rule.max_rows};
 }
 
 }  // namespace moesaic::cuda

@@ -20,7 +20,8 @@ struct alignas(16) GroupTile {
 struct GroupTiles {
   const GroupTile* tiles = nullptr;
   const std::int32_t* num_tiles = nullptr;
-  std::int64_t bound = 0;  ///< of num_tiles, known on the host
+  std::int64_t bound = 0;     ///< of num_tiles, known on the host
+  std::int32_t max_rows = 0;  ///< of a tile
 };
 
 /// How an expert's rows are split.

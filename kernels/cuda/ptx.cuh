@@ -64,13 +64,15 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
-/// Arrives at the barrier of the same name in block `rank` of the cluster.
+/// Arrives at the barrier of the same name in block `rank` of the cluster: what this block's wgmma and TMA have read may be
+/// written again. It does not order ordinary stores for the other block: a release at cluster scope is compiled to a fence
+/// of all memory, a thousand cycles each time.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint64_t* barrier, std::uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");

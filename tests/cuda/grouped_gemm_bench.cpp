@@ -145,6 +145,8 @@ TEST_CASE("rates of the grouped products", "[.bench][grouped]") {
   bench(owner, random, 112, even(112, 1170), 3072, 3584);
   bench(owner, random, 448, even(448, 146), 3584, 6144);
   bench(owner, random, 256, even(256, 64), 2048, 2816);
+  bench(owner, random, 64, even(64, 1536), 2048, 2816);
+  bench(owner, random, 64, even(64, 1536), 1408, 2048);
   // Uneven: between half and one and a half of the mean.
   std::vector<std::int32_t> uneven(112);
   for (std::size_t e = 0; e < uneven.size(); ++e)
