@@ -89,6 +89,31 @@ __device__ __forceinline__ void multiply_add(
     }
   }
 }
+/// The same for two products with one b, which is read once: shared memory is what bounds these loops.
+template <class A>
+__device__ __forceinline__ void multiply_add_two(Block<A>& acc0,
+                                                 Block<A>& acc1,
+                                                 const A* a0,
+                                                 const A* a1,
+                                                 int lda,
+                                                 const A* b,
+                                                 int ldb,
+                                                 int begin,
+                                                 int end) {
+  constexpr int kVec = Plain<A>::kVec;
+#pragma unroll 4
+  for (int t = begin; t < end; ++t) {
+    const auto x0 = load<2>(a0 + t * lda), x1 = load<2>(a1 + t * lda);
+    const auto y = load<kVec>(b + t * ldb);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) {
+      acc0[0][j] += x0.v[0] * y.v[j];
+      acc0[1][j] += x0.v[1] * y.v[j];
+      acc1[0][j] += x1.v[0] * y.v[j];
+      acc1[1][j] += x1.v[1] * y.v[j];
+    }
+  }
+}
 template <class A>
 __device__ __forceinline__ void clear(Block<A>& acc) {
 #pragma unroll
@@ -108,15 +133,26 @@ __device__ __forceinline__ void store_block(A* out, int ld, const Block<A>& x) {
   }
 }
 
-/// Calls f(i, j) for the block's part of all 0 <= i < n, 0 <= j < m, m a multiple of 8 and n of 4: a warp takes 8 neighbouring
-/// j of 4 neighbouring i, so that memory in rows of j is read whole sectors at a time, and shared memory in padded rows of
-/// i is written without bank conflicts.
-template <class F>
-__device__ __forceinline__ void for_transposed(int n, int m, const F& f) {
-  const int tid = static_cast<int>(threadIdx.x);
-  for (int e = tid; e < n * m; e += static_cast<int>(blockDim.x)) {
-    const int piece = e / 32, j = piece % (m / 8) * 8 + e % 8, i = piece / (m / 8) * 4 + e / 8 % 4;
-    f(i, j);
+/// Moves an N x M array, AtOnce of a thread's elements read before the first of them is written: write(i, j, read(i, j)).
+/// A warp takes 8 neighbouring j of 4 neighbouring i, so that memory in rows of j is read whole sectors at a time, and
+/// shared memory in padded rows of i is written without bank conflicts.
+template <int N, int M, int AtOnce, class Read, class Write>
+__device__ __forceinline__ void move_transposed(const Read& read, const Write& write) {
+  constexpr int kCount = N * M / kThreads;
+  static_assert(N % 4 == 0 && M % 8 == 0 && kCount % AtOnce == 0 && N * M % kThreads == 0);
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x); first < N * M; first += AtOnce * kThreads) {
+    decltype(read(0, 0)) x[AtOnce];
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) {
+      const int e = first + u * kThreads, piece = e / 32;
+      x[u] = read(piece / (M / 8) * 4 + e / 8 % 4, piece % (M / 8) * 8 + e % 8);
+    }
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) {
+      const int e = first + u * kThreads, piece = e / 32;
+      write(piece / (M / 8) * 4 + e / 8 % 4, piece % (M / 8) * 8 + e % 8, x[u]);
+    }
   }
 }
 

@@ -171,8 +171,9 @@ class BackwardWalk {
 
   __device__ void load_square(const A* in, int rows) {
     const int C = scan_.records.C;
-    for (int e = static_cast<int>(threadIdx.x); e < rows * rows; e += kThreads)
-      m_.square[e / rows * W::kLd + e % rows] = in[e / rows * C + e % rows];
+    move_transposed<kMaxChunk, kMaxChunk, 8>(
+        [&](int r, int i) { return r < rows && i < rows ? in[r * C + i] : A(0); },
+        [&](int r, int i, A x) { m_.square[r * W::kLd + i] = x; });
   }
 
   const BackwardScan<T, A>& scan_;
@@ -185,7 +186,7 @@ class BackwardWalk {
 };
 
 template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 ? 2 : 1)
     backward_kernel(ChunkTable chunks, BackwardScan<T, A> scan) {
   extern __shared__ __align__(16) unsigned char shared[];
   const BackwardMemory<A> memory(reinterpret_cast<A*>(shared));

@@ -118,9 +118,11 @@ class ForwardWalk {
       __syncthreads();
       const A* s = state_ + c0 * W::kWidth + column_;
       const int depth = in_.K - c0 < kChannels ? static_cast<int>(in_.K - c0) : kChannels;
-      if (active) {
+      if (active && scan_.o != nullptr) {
+        multiply_add_two<A>(
+            read, out, m_.k_hat + r_, m_.q_hat + r_, W::kLd, s, W::kWidth, 0, depth);
+      } else if (active) {
         multiply_add<A>(read, m_.k_hat + r_, W::kLd, s, W::kWidth, 0, depth);
-        if (scan_.o != nullptr) multiply_add<A>(out, m_.q_hat + r_, W::kLd, s, W::kWidth, 0, depth);
       }
       __syncthreads();
     }
@@ -173,7 +175,9 @@ class ForwardWalk {
   /// m_.square[i][r] = in[r][i].
   __device__ void load_square(const A* in, int rows) {
     const int C = scan_.records.C;
-    for_transposed(rows, rows, [&](int r, int i) { m_.square[i * W::kLd + r] = in[r * C + i]; });
+    move_transposed<kMaxChunk, kMaxChunk, 8>(
+        [&](int r, int i) { return r < rows && i < rows ? in[r * C + i] : A(0); },
+        [&](int r, int i, A x) { m_.square[i * W::kLd + r] = x; });
   }
 
   const ForwardScan<T, A>& scan_;
@@ -186,7 +190,7 @@ class ForwardWalk {
 };
 
 template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 ? 2 : 1)
     forward_kernel(ChunkTable chunks, ForwardScan<T, A> scan) {
   extern __shared__ __align__(16) unsigned char shared[];
   const ForwardMemory<A> memory(reinterpret_cast<A*>(shared));

@@ -113,13 +113,22 @@ class ChunkGradients {
   __device__ void load_values(std::int64_t v0) {
     const std::int64_t at = row0_ * in_.V + v0;
     const int columns = static_cast<int>(min(in_.V - v0, std::int64_t{W::kWidth}));
-    for_transposed(rows_, W::kWidth, [&](int r, int j) {
-      const bool valid = r < tokens_ && j < columns;
-      const int to = j * W::kLd + r;
-      m_.d_o[to] = valid ? widen<A>(io_.d_o[at + r * v_stride_ + j]) : A(0);
-      m_.dr[to] = valid ? m_.beta[r] * io_.y[at + r * v_stride_ + j] : A(0);
-      m_.u[to] = valid ? m_.beta[r] * w_[r * in_.V + v0 + j] : A(0);
-    });
+    struct Values {
+      A d_o, dr, u;
+    };
+    move_transposed<kMaxChunk, W::kWidth, 4>(
+        [&](int r, int j) {
+          if (r >= tokens_ || j >= columns) return Values{};
+          return Values{widen<A>(io_.d_o[at + r * v_stride_ + j]),
+                        m_.beta[r] * io_.y[at + r * v_stride_ + j],
+                        m_.beta[r] * w_[r * in_.V + v0 + j]};
+        },
+        [&](int r, int j, const Values& x) {
+          const int to = j * W::kLd + r;
+          m_.d_o[to] = x.d_o;
+          m_.dr[to] = x.dr;
+          m_.u[to] = x.u;
+        });
   }
 
   /// dP = lower(dO U^T), dA = -strictlower(dR U^T); zeros elsewhere.
@@ -140,8 +149,7 @@ class ChunkGradients {
       for (int b = 0; b < kBlocks; ++b) {
         if (r_ >= rows_ || b * W::kWidth > last_row) continue;
         const A* u = m_.u + b * W::kWidth + column_;
-        multiply_add<A>(dp[b], m_.d_o + r_, W::kLd, u, W::kLd, 0, depth);
-        multiply_add<A>(da[b], m_.dr + r_, W::kLd, u, W::kLd, 0, depth);
+        multiply_add_two<A>(dp[b], da[b], m_.d_o + r_, m_.dr + r_, W::kLd, u, W::kLd, 0, depth);
       }
       __syncthreads();
     }
@@ -173,17 +181,24 @@ class ChunkGradients {
     A dot = 0;
     for (std::int64_t v0 = 0; v0 < in_.V; v0 += W::kWidth) {
       load_values(v0);
-      for_transposed(W::kWidth, W::kWidth, [&](int c, int j) {
-        const bool valid = c0 + c < in_.K && v0 + j < in_.V;
-        const std::int64_t at = (c0 + c) * in_.V + v0 + j;
-        m_.s[j * W::kLdWidth + c] = valid ? s_[at] : A(0);
-        m_.ds[j * W::kLdWidth + c] = valid ? ds_[at] : A(0);
-      });
+      struct States {
+        A s, ds;
+      };
+      move_transposed<W::kWidth, W::kWidth, W::kWidth * W::kWidth / kThreads>(
+          [&](int c, int j) {
+            if (c0 + c >= in_.K || v0 + j >= in_.V) return States{};
+            const std::int64_t at = (c0 + c) * in_.V + v0 + j;
+            return States{s_[at], ds_[at]};
+          },
+          [&](int c, int j, const States& x) {
+            m_.s[j * W::kLdWidth + c] = x.s;
+            m_.ds[j * W::kLdWidth + c] = x.ds;
+          });
       __syncthreads();
       const int depth = static_cast<int>(min(in_.V - v0, std::int64_t{W::kWidth}));
       if (r_ < rows_) {
-        multiply_add<A>(dq, m_.d_o + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
-        multiply_add<A>(krow, m_.dr + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
+        multiply_add_two<A>(
+            dq, krow, m_.d_o + r_, m_.dr + r_, W::kLd, m_.s + column_, W::kLdWidth, 0, depth);
         multiply_add<A>(kcol, m_.u + r_, W::kLd, m_.ds + column_, W::kLdWidth, 0, depth);
       }
       for (int j = part_; j < depth; j += GradientMemory<A>::kParts)
@@ -360,7 +375,7 @@ class ChunkGradients {
 };
 
 template <class T, class A>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 ? 2 : 1)
     gradients_kernel(ChunkTable chunks, Gradients<T, A> io) {
   extern __shared__ __align__(16) unsigned char shared[];
   const std::int64_t slot = blockIdx.x / io.in.heads, h = blockIdx.x % io.in.heads;

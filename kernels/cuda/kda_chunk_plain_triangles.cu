@@ -91,8 +91,9 @@ __device__ __forceinline__ void substitute(const TriangleMemory<A>& m, int tiles
   const int tid = static_cast<int>(threadIdx.x);
   for (int t = 0; t < tiles; ++t) {
     const int begin = t * kTile;
-    for (int e = tid; e < kTile * begin; e += static_cast<int>(blockDim.x)) {
-      const int j = e % begin, r = begin + e / begin;
+    for (int e = tid; e < kTile * kMaxChunk; e += static_cast<int>(blockDim.x)) {
+      const int j = e % kMaxChunk, r = begin + e / kMaxChunk;
+      if (j >= begin) continue;
       A sum = 0;
       for (int i = j / kTile * kTile; i < begin; ++i)
         sum += m.l[r * kLd + i] * m.n[i * kLd + j];
@@ -165,8 +166,10 @@ __global__ void __launch_bounds__(kTiles*(kTiles + 1) / 2 * kWarp)
   __syncthreads();
   substitute(m, tiles);
   A* n_out = records.n(slot, h);
-  for (int e = tid; e < rows * rows; e += static_cast<int>(blockDim.x))
-    n_out[e / rows * chunks.chunk_size + e % rows] = m.n[e / rows * W::kLd + e % rows];
+  for (int e = tid; e < rows * kMaxChunk; e += static_cast<int>(blockDim.x)) {
+    const int r = e / kMaxChunk, i = e % kMaxChunk;
+    if (i < rows) n_out[r * chunks.chunk_size + i] = m.n[r * W::kLd + i];
+  }
 }
 
 }  // namespace

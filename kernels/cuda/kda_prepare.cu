@@ -1,7 +1,6 @@
 // The operands of the KDA core and their gradients. Memory-bound: every tensor is read and written once. A few lanes of a
 // warp share a row of one head; the parameters' gradients go by columns, in two stages of fixed order.
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/kda_gate.cuh"
+#include "kernels/cuda/kda_prepare_rows.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/token_sums.cuh"
 #include "kernels/ops/kda_prepare.h"
@@ -9,193 +8,16 @@
 namespace moesaic {
 namespace {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
+using namespace cuda;           // NOLINT(google-build-using-namespace): device helpers
+using namespace cuda::prepare;  // NOLINT(google-build-using-namespace): kernels over rows
 
-constexpr int kThreads = 256;
 constexpr int kColumns =
     32;  // gate gradients: a block is this many groups of channels x kLanes tokens
 constexpr int kLanes = kThreads / kColumns;
+constexpr int kAhead = 4;  // rows asked for at a time, so that enough bytes are on their way
 constexpr std::int64_t kBlockTokens =
     256;  // tokens per partial sum (a multiple of it for many tokens)
 constexpr std::int64_t kMaxBlocks = 512;  // bounds the scratch of partial sums
-
-template <int Lanes, class A>
-__device__ __forceinline__ A lanes_sum(A x) {
-#pragma unroll
-  for (int offset = Lanes / 2; offset > 0; offset /= 2)
-    x += __shfl_xor_sync(0xffffffffU, x, offset);
-  return x;
-}
-
-/// A row of one head, as the lane at hand sees it: pieces of N channels from lane * N on. Once: there is one piece at most,
-/// so that it stays in registers between its uses.
-template <int N, int Lanes, bool Once>
-struct RowPieces {
-  std::int64_t size, lane;
-
-  template <class F>
-  __device__ __forceinline__ void each(const F& f) const {
-    if constexpr (Once) {
-      if (lane * N < size) f(lane * N);
-    } else {
-      for (std::int64_t c = lane * N; c < size; c += Lanes * N)
-        f(c);
-    }
-  }
-};
-
-/// out = in * rstd * scale; returns rstd. `valid`: the row exists (all lanes take part in the sum).
-template <class T, class A, int N, int Lanes, bool Once>
-__device__ __forceinline__ A
-normalise(T* out, const T* in, const RowPieces<N, Lanes, Once>& row, bool valid, A scale, A eps) {
-  Vec<T, N> x{};
-  A sum = 0;
-  if (valid) {
-    row.each([&](std::int64_t c) {
-      x = load<N>(in + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        sum += widen<A>(x.v[i]) * widen<A>(x.v[i]);
-    });
-  }
-  const A rstd = A(1) / sqrt(lanes_sum<Lanes>(sum) + eps);
-  const A factor = rstd * scale;
-  if (valid) {
-    row.each([&](std::int64_t c) {
-      if constexpr (!Once) x = load<N>(in + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        x.v[i] = round_to<T>(widen<A>(x.v[i]) * factor);
-      store<N>(out + c, x);
-    });
-  }
-  return rstd;
-}
-
-template <class T, class A>
-struct GateArguments {
-  const T* z;
-  const A* a_log;
-  const A* bias;
-  A g_min;
-  bool bounded;
-};
-
-template <class T, class A>
-__device__ __forceinline__ A gate(const GateArguments<T, A>& gate, A zb, A scale) {
-  if (gate.bounded) return gate.g_min * kda::sigmoid<kda::kFastMath<T>>(scale * zb);
-  return -scale * kda::softplus<kda::kFastMath<T>>(zb);
-}
-
-template <class T, class A>
-struct ForwardRows {
-  T *q, *k;
-  A *g, *q_rstd, *k_rstd, *beta;
-  const T *q_raw, *k_raw;
-  std::int64_t rows, heads, size;
-  A q_scale, eps;
-};
-
-// q may be q_raw, k may be k_raw: a lane reads what it overwrites itself, before.
-template <class T, class B, class A, int N, int Lanes, bool Once>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(ForwardRows<T, A> io, GateArguments<T, A> gates, const B* beta_logit) {
-  constexpr int kRows = kThreads / Lanes;
-  const RowPieces<N, Lanes, Once> row{io.size, static_cast<int>(threadIdx.x) % Lanes};
-  const std::int64_t step = std::int64_t{gridDim.x} * kRows;
-  // All lanes of a warp stay together for the sums, so the loop runs to the block's last row.
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRows; first < io.rows; first += step) {
-    const std::int64_t r = first + threadIdx.x / Lanes;
-    const bool valid = r < io.rows;
-    const std::int64_t at = r * io.size, h = r % io.heads;
-    Vec<T, N> z{};
-    if constexpr (Once) {
-      if (valid) row.each([&](std::int64_t c) { z = load<N>(gates.z + at + c); });
-    }
-    const A q_rstd = normalise(io.q + at, io.q_raw + at, row, valid, io.q_scale, io.eps);
-    const A k_rstd = normalise(io.k + at, io.k_raw + at, row, valid, A(1), io.eps);
-    if (!valid) continue;
-    const A scale = exp(gates.a_log[h]);
-    row.each([&](std::int64_t c) {
-      if constexpr (!Once) z = load<N>(gates.z + at + c);
-      Vec<A, N> g;
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        g.v[i] = gate(gates, widen<A>(z.v[i]) + gates.bias[h * io.size + c + i], scale);
-      store<N>(io.g + at + c, g);
-    });
-    if (row.lane == 0) {
-      io.q_rstd[r] = q_rstd;
-      io.k_rstd[r] = k_rstd;
-      io.beta[r] = kda::sigmoid<kda::kFastMath<T>>(widen<A>(beta_logit[r]));
-    }
-  }
-}
-
-/// dx = rstd scale (dy - y <y, dy> / scale^2), where y is the scaled result.
-template <class T, class A, int N, int Lanes, bool Once>
-__device__ __forceinline__ void normalise_backward(T* dx,
-                                                   const T* dy,
-                                                   const T* y,
-                                                   const RowPieces<N, Lanes, Once>& row,
-                                                   bool valid,
-                                                   const A* rstd,
-                                                   A scale) {
-  Vec<T, N> yv{}, d{};
-  A dot = 0;
-  if (valid) {
-    row.each([&](std::int64_t c) {
-      yv = load<N>(y + c);
-      d = load<N>(dy + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        dot += widen<A>(yv.v[i]) * widen<A>(d.v[i]);
-    });
-  }
-  dot = lanes_sum<Lanes>(dot) / (scale * scale);
-  if (!valid) return;
-  const A factor = *rstd * scale;
-  row.each([&](std::int64_t c) {
-    if constexpr (!Once) {
-      yv = load<N>(y + c);
-      d = load<N>(dy + c);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-      d.v[i] = round_to<T>(factor * (widen<A>(d.v[i]) - widen<A>(yv.v[i]) * dot));
-    store<N>(dx + c, d);
-  });
-}
-
-template <class T, class A>
-struct BackwardRows {
-  T *dq_raw, *dk_raw;
-  const T *dq, *dk, *q, *k;
-  const A *q_rstd, *k_rstd, *dbeta;
-  std::int64_t rows, size;
-  A q_scale;
-};
-
-template <class T, class B, class A, int N, int Lanes, bool Once>
-__global__ void __launch_bounds__(kThreads)
-    rows_backward_kernel(BackwardRows<T, A> io, B* dbeta_logit, const B* beta_logit) {
-  constexpr int kRows = kThreads / Lanes;
-  const RowPieces<N, Lanes, Once> row{io.size, static_cast<int>(threadIdx.x) % Lanes};
-  const std::int64_t step = std::int64_t{gridDim.x} * kRows;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kRows; first < io.rows; first += step) {
-    const std::int64_t r = first + threadIdx.x / Lanes;
-    const bool valid = r < io.rows;
-    const std::int64_t at = r * io.size;
-    normalise_backward(
-        io.dq_raw + at, io.dq + at, io.q + at, row, valid, io.q_rstd + r, io.q_scale);
-    normalise_backward(io.dk_raw + at, io.dk + at, io.k + at, row, valid, io.k_rstd + r, A(1));
-    if (valid && row.lane == 0) {
-      A s, complement;
-      kda::sigmoid_pair<kda::kFastMath<T>>(widen<A>(beta_logit[r]), s, complement);
-      dbeta_logit[r] = round_to<B>(io.dbeta[r] * s * complement);
-    }
-  }
-}
 
 /// dz, and per block of tokens and channel the partial sums of ddt_bias and of da_log (null: not wanted). Channels are
 /// those of all heads in a row.
@@ -221,28 +43,39 @@ __global__ void __launch_bounds__(kThreads) gate_backward_kernel(T* dz,
       scale[i] = exp(gates.a_log[(c + i) / size]);
       bias[i] = gates.bias[c + i];
     }
-#pragma unroll 4
-    for (std::int64_t t = begin + threadIdx.y; t < end; t += kLanes) {
-      const auto z = load<N>(gates.z + t * channels + c);
-      const auto d = load<N>(dg + t * channels + c);
-      Vec<T, N> out;
+    for (std::int64_t t0 = begin + threadIdx.y; t0 < end; t0 += kAhead * kLanes) {
+      Vec<T, N> z[kAhead];
+      Vec<A, N> d[kAhead];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const A zb = widen<A>(z.v[i]) + bias[i];
-        A grad;
-        if (gates.bounded) {
-          A s, complement;
-          kda::sigmoid_pair<kFast>(scale[i] * zb, s, complement);
-          grad = scale[i] * gates.g_min * s * complement * d.v[i];
-          da[i] += zb * grad;
-        } else {
-          grad = -scale[i] * kda::sigmoid<kFast>(zb) * d.v[i];
-          da[i] -= scale[i] * kda::softplus<kFast>(zb) * d.v[i];
-        }
-        dbias[i] += grad;
-        out.v[i] = round_to<T>(grad);
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t t = t0 + u * kLanes;
+        if (t >= end) break;
+        z[u] = load<N>(gates.z + t * channels + c);
+        d[u] = load<N>(dg + t * channels + c);
       }
-      store<N>(dz + t * channels + c, out);
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t t = t0 + u * kLanes;
+        if (t >= end) break;
+        Vec<T, N> out;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const A zb = widen<A>(z[u].v[i]) + bias[i];
+          A grad;
+          if (gates.bounded) {
+            A s, complement;
+            kda::sigmoid_pair<kFast>(scale[i] * zb, s, complement);
+            grad = scale[i] * gates.g_min * s * complement * d[u].v[i];
+            da[i] += zb * grad;
+          } else {
+            grad = -scale[i] * kda::sigmoid<kFast>(zb) * d[u].v[i];
+            da[i] -= scale[i] * kda::softplus<kFast>(zb) * d[u].v[i];
+          }
+          dbias[i] += grad;
+          out.v[i] = round_to<T>(grad);
+        }
+        store<N>(dz + t * channels + c, out);
+      }
     }
   }
   __shared__ A lanes[kLanes][2 * N][kColumns];
@@ -327,7 +160,7 @@ void forward(const CudaContext& context, const KdaPrepareForward& op) {
   const auto stream = native_stream(context);
   with_row_shape<T>(
       size,
-      {io.q, io.k, io.g, io.q_raw, io.k_raw, gates.z},
+      {io.q, io.k, io.g, io.q_raw, io.k_raw, gates.z, gates.bias},
       [&]<int N, int Lanes, bool Once>(std::integral_constant<int, N>,
                                        std::integral_constant<int, Lanes>,
                                        std::bool_constant<Once>) {

@@ -10,9 +10,7 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 256;
-constexpr int kColumnLanes = 8;
-constexpr int kRowLanes = kThreads / kColumnLanes;
-constexpr int kKept = 4;  // rows per thread in registers: heads of up to 128 channels
+constexpr int kKeptRows = 128;  // of a state, in the block's registers
 
 template <class T, class A>
 struct StepData {
@@ -29,7 +27,7 @@ struct Columns {
 };
 
 /// Sum over the row lanes, for every thread: lanes of a warp first, then the warps in order.
-template <class A, int N>
+template <int kColumnLanes, class A, int N>
 __device__ __forceinline__ Columns<A, N> sum_of_rows(
     Columns<A, N> x, A (&partial)[kThreads / kWarp][kColumnLanes * N]) {
   const int column = static_cast<int>(threadIdx.x) % kColumnLanes,
@@ -58,8 +56,9 @@ __device__ __forceinline__ Columns<A, N> sum_of_rows(
 }
 
 // s_out may be s_in: a thread overwrites what it alone reads, after the last reading.
-template <class T, class A, int N>
+template <class T, class A, int N, int kColumnLanes>
 __global__ void __launch_bounds__(kThreads) step_kernel(StepData<T, A> d) {
+  constexpr int kRowLanes = kThreads / kColumnLanes, kKept = kKeptRows / kRowLanes;
   __shared__ A partial[kThreads / kWarp][kColumnLanes * N];
   constexpr A kFloor = sizeof(A) == 8 ? A(-708) : A(-87);  // e^g is no normal number below
   const std::int64_t blocks = (d.V + kColumnLanes * N - 1) / (kColumnLanes * N);
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepData<T, A> d) {
   kept_rows([&](int m, std::int64_t i) { kept[m] = decayed(i); });
   kept_rows([&](int m, std::int64_t i) { add_read(kept[m], i); });
   other_rows([&](std::int64_t i) { add_read(decayed(i), i); });
-  read = sum_of_rows(read, partial);
+  read = sum_of_rows<kColumnLanes>(read, partial);
 
   Columns<A, N> u{}, o{};
   if (valid) {
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(StepData<T, A> d) {
   };
   kept_rows([&](int m, std::int64_t i) { finish(kept[m], i); });
   other_rows([&](std::int64_t i) { finish(decayed(i), i); });
-  o = sum_of_rows(o, partial);
+  o = sum_of_rows<kColumnLanes>(o, partial);
   if (first != 0 || !valid) return;
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -141,18 +140,21 @@ void step(const CudaContext& context, const KdaStep& op) {
                             op.q.dim(2),
                             op.v.dim(2)};
   const auto stream = native_stream(context);
-  const auto run = [&]<int N>(std::integral_constant<int, N>) {
+  const auto run = [&]<int N, int kColumnLanes>(std::integral_constant<int, N>,
+                                                std::integral_constant<int, kColumnLanes>) {
     const std::int64_t width = kColumnLanes * N, blocks = (data.V + width - 1) / width;
-    step_kernel<D, A, N>
+    step_kernel<D, A, N, kColumnLanes>
         <<<static_cast<unsigned>(op.q.dim(0) * op.q.dim(1) * blocks), kThreads, 0, stream>>>(data);
+    check_launch("kernel kda_step");
   };
   constexpr int kWide = 16 / sizeof(A);
   if (data.V % kWide == 0 && is_aligned(data.s_in, 16) && is_aligned(data.s_out, 16)) {
-    run(std::integral_constant<int, kWide>{});
+    if (data.V >= kWarp * kWide)
+      return run(std::integral_constant<int, kWide>{}, std::integral_constant<int, kWarp>{});
+    run(std::integral_constant<int, kWide>{}, std::integral_constant<int, 8>{});
   } else {
-    run(std::integral_constant<int, 1>{});
+    run(std::integral_constant<int, 1>{}, std::integral_constant<int, kWarp>{});
   }
-  check_launch("kernel kda_step");
 }
 
 }  // namespace

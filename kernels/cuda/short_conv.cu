@@ -1,263 +1,24 @@
-// Short convolution. With 4 taps, what all models have, a thread walks a run of tokens of N neighbouring channels and
-// keeps the rows under the taps in registers: every row is read once, but for the 3 rows before a run (and, backward, the
-// 3 after it, whose gradients it computes a second time). Other numbers of taps take plain kernels, one thread per element.
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/documents.cuh"
-#include "kernels/cuda/kda_gate.cuh"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/short_conv_any.cuh"
+// Short convolution: the kernels for 4 taps (short_conv_four.cuh) or for any number (short_conv_any.cuh), and the second stage
+// of the sum over tokens.
+#include "kernels/cuda/short_conv_four.cuh"
 #include "kernels/cuda/token_sums.cuh"
 #include "kernels/ops/short_conv.h"
 
 namespace moesaic {
 namespace {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
+using namespace cuda;        // NOLINT(google-build-using-namespace): device helpers
+using namespace cuda::conv;  // NOLINT(google-build-using-namespace): kernels for 4 taps
 
-constexpr int kTaps = 4;
-constexpr int kColumns = 32;  // a block: this many groups of channels x kLanes runs
-constexpr int kLanes = 8;
-constexpr int kForwardRun = 16;  // tokens a thread walks
-constexpr int kBackwardRun = 32;
-constexpr int kBackwardBlock =
-    kBackwardRun * kLanes;  // tokens of one partial sum of dw; part of its bits
-constexpr int kAhead = 4;   // rows asked for at a time, so that enough bytes are on their way
-
-/// The rows under the taps before the current one, oldest first, and the document they belong to.
-template <class T, class A, int N>
-struct Window {
-  A row[kTaps - 1][N];
-  std::int64_t document, begin, end;
-
-  /// Position before token t, which is < T.
-  __device__ __forceinline__ void seek(const ConvRows<T>& rows,
-                                       const Documents& documents,
-                                       std::int64_t t,
-                                       std::int64_t c) {
-    document = documents.of_token(t);
-    begin = documents.begin(document);
-    end = documents.end(document);
-    fill(rows, t, c);
-  }
-  /// From the last token of a document to the first of the next one that has tokens.
-  __device__ __forceinline__ void next_document(const ConvRows<T>& rows,
-                                                const Documents& documents,
-                                                std::int64_t c) {
-    begin = end;
-    while (end == begin)
-      end = documents.end(++document);
-    fill(rows, begin, c);
-  }
-  __device__ __forceinline__ void push(const A (&current)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      row[0][i] = row[1][i];
-      row[1][i] = row[2][i];
-      row[2][i] = current[i];
-    }
-  }
-
- private:
-  __device__ __forceinline__ void fill(const ConvRows<T>& rows, std::int64_t t, std::int64_t c) {
-#pragma unroll
-    for (int j = 0; j < kTaps - 1; ++j) {
-      const T* p = rows.under_tap(document, begin, t, j);
-      Vec<T, N> x{};
-      if (p != nullptr) x = load<N>(p + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        row[j][i] = p == nullptr ? A(0) : widen<A>(x.v[i]);
-    }
-  }
-};
-
-/// w[j][i] = tap j of channel c + i.
-template <class A, class W, int N>
-__device__ __forceinline__ void load_taps(A (&w)[kTaps][N], const W* weight, std::int64_t c) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j)
-      w[j][i] = widen<A>(weight[(c + i) * kTaps + j]);
-  }
-}
-
-template <class T, class W, class A, int N>
-__global__ void __launch_bounds__(kColumns* kLanes) forward_kernel(
-    T* y, ConvRows<T> rows, const W* weight, Documents documents, std::int64_t tokens, bool silu) {
-  const std::int64_t c = (std::int64_t{blockIdx.y} * kColumns + threadIdx.x) * N;
-  const std::int64_t t0 = (std::int64_t{blockIdx.x} * kLanes + threadIdx.y) * kForwardRun;
-  if (c >= rows.channels || t0 >= tokens) return;
-  const std::int64_t t1 = min(tokens, t0 + kForwardRun);
-  A w[kTaps][N];
-  load_taps(w, weight, c);
-  Window<T, A, N> window;
-  window.seek(rows, documents, t0, c);
-  for (std::int64_t base = t0; base < t1; base += kAhead) {
-    Vec<T, N> ahead[kAhead];
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      ahead[u] = base + u < t1 ? load<N>(rows.x + (base + u) * rows.channels + c) : Vec<T, N>{};
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const std::int64_t t = base + u;
-      if (t >= t1) break;
-      if (t == window.end) window.next_document(rows, documents, c);
-      A current[N];
-      Vec<T, N> out;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        current[i] = widen<A>(ahead[u].v[i]);
-        A pre = w[0][i] * window.row[0][i];
-        pre += w[1][i] * window.row[1][i];
-        pre += w[2][i] * window.row[2][i];
-        pre += w[3][i] * current[i];
-        out.v[i] = round_to<T>(silu ? kda::silu<kda::kFastMath<T>>(pre) : pre);
-      }
-      store<N>(y + t * rows.channels + c, out);
-      window.push(current);
-    }
-  }
-}
-
-/// Keeps the first rows of dy of every run: the run before reads them too, maybe after dx has overwritten them.
-template <class T>
-__global__ void keep_borders_kernel(
-    T* borders, const T* dy, std::int64_t runs, std::int64_t tokens, std::int64_t channels) {
-  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (c >= channels) return;
-  for (std::int64_t i = blockIdx.y; i < runs * (kTaps - 1); i += gridDim.y) {
-    const std::int64_t t = i / (kTaps - 1) * kBackwardRun + i % (kTaps - 1);
-    if (t < tokens) borders[i * channels + c] = dy[t * channels + c];
-  }
-}
-
-/// One run. pending[m] = what dx of token t - 3 + m has got from outputs before t.
-template <class T, class W, class A, int N>
-__global__ void __launch_bounds__(kColumns* kLanes) backward_kernel(T* dx,
-                                                                    A* partials,
-                                                                    const T* dy,
-                                                                    const T* borders,
-                                                                    ConvRows<T> rows,
-                                                                    const W* weight,
-                                                                    Documents documents,
-                                                                    std::int64_t tokens,
-                                                                    bool silu) {
-  const std::int64_t channels = rows.channels;
-  const std::int64_t c = (std::int64_t{blockIdx.y} * kColumns + threadIdx.x) * N;
-  const std::int64_t run = std::int64_t{blockIdx.x} * kLanes + threadIdx.y, t0 = run * kBackwardRun;
-  const std::int64_t t1 = min(tokens, t0 + kBackwardRun);
-  A dw[kTaps][N] = {};
-  if (c < channels && t0 < tokens) {
-    A w[kTaps][N];
-    load_taps(w, weight, c);
-    Window<T, A, N> window;
-    window.seek(rows, documents, t0, c);
-    A pending[kTaps - 1][N] = {};
-    std::int64_t first = t0;  // of this run and the document at hand
-    const auto store_dx = [&](std::int64_t s, const A(&sum)[N]) {
-      if (s < first || s >= t1) return;
-      Vec<T, N> out;
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        out.v[i] = round_to<T>(sum[i]);
-      store<N>(dx + s * channels + c, out);
-    };
-    const auto flush = [&](std::int64_t end) {
-#pragma unroll
-      for (int m = 0; m < kTaps - 1; ++m)
-        store_dx(end - (kTaps - 1) + m, pending[m]);
-    };
-    std::int64_t t = t0;
-    for (bool more = true; more;) {
-      Vec<T, N> x_ahead[kAhead], dy_ahead[kAhead];
-      // Beyond the run only its last document counts; inside, a later document may begin, which changes nothing here.
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const std::int64_t s = t + u;
-        x_ahead[u] = dy_ahead[u] = Vec<T, N>{};
-        if (s >= tokens || s >= t1 + kTaps - 1) continue;
-        x_ahead[u] = load<N>(rows.x + s * channels + c);
-        dy_ahead[u] = s >= t1 && borders != nullptr
-                          ? load<N>(borders + ((run + 1) * (kTaps - 1) + (s - t1)) * channels + c)
-                          : load<N>(dy + s * channels + c);
-      }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u, ++t) {
-        if (t >= t1 && (t == window.end || t == t1 + kTaps - 1)) {
-          more = false;
-          break;
-        }
-        if (t == window.end) {
-          flush(t);
-          window.next_document(rows, documents, c);
-          first = t;
-#pragma unroll
-          for (int i = 0; i < N; ++i)
-            pending[0][i] = pending[1][i] = pending[2][i] = A(0);
-        }
-        A current[N], done[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          current[i] = widen<A>(x_ahead[u].v[i]);
-          A d = widen<A>(dy_ahead[u].v[i]);
-          if (silu) {
-            A pre = w[0][i] * window.row[0][i];
-            pre += w[1][i] * window.row[1][i];
-            pre += w[2][i] * window.row[2][i];
-            pre += w[3][i] * current[i];
-            A s, complement;
-            kda::sigmoid_pair<kda::kFastMath<T>>(pre, s, complement);
-            d = d * s * (A(1) + pre * complement);
-          }
-          done[i] = pending[0][i] + w[0][i] * d;
-          pending[0][i] = pending[1][i] + w[1][i] * d;
-          pending[1][i] = pending[2][i] + w[2][i] * d;
-          pending[2][i] = w[3][i] * d;
-          if (t < t1) {
-            dw[0][i] += d * window.row[0][i];
-            dw[1][i] += d * window.row[1][i];
-            dw[2][i] += d * window.row[2][i];
-            dw[3][i] += d * current[i];
-          }
-        }
-        store_dx(t - (kTaps - 1), done);
-        window.push(current);
-      }
-    }
-    flush(t);
-  }
-  if (partials == nullptr) return;
-  __shared__ A lanes[kLanes][kTaps * N][kColumns];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j)
-      lanes[threadIdx.y][i * kTaps + j][threadIdx.x] = dw[j][i];
-  }
-  __syncthreads();
-  if (c >= channels) return;
-  for (int e = threadIdx.y; e < kTaps * N; e += kLanes) {
-    A sum = lanes[0][e][threadIdx.x];
-#pragma unroll
-    for (int y = 1; y < kLanes; ++y)
-      sum += lanes[y][e][threadIdx.x];
-    partials[(std::int64_t{blockIdx.x} * channels + c) * kTaps + e] = sum;
-  }
-}
-
-// Calls f with the channels of one access: `bytes` of T, or 1 unless every row starts aligned.
+// Calls f with the channels of one access, 4 or 2 (8 or 16 bytes), or 1 unless every row starts aligned.
 template <class T, class F>
-void with_vector(std::int64_t channels,
-                 int bytes,
-                 std::initializer_list<const void*> pointers,
-                 F&& f) {
-  bool wide = channels * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
+void with_vector(std::int64_t channels, std::initializer_list<const void*> pointers, F&& f) {
+  constexpr int kWide = sizeof(T) == 2 ? 4 : 2;
+  bool wide = channels % kWide == 0;
   for (const void* p : pointers)
     wide = wide && is_aligned(p, 16);
-  if (!wide) return f(std::integral_constant<int, 1>{});
-  if (bytes == 8 && sizeof(T) == 2) return f(std::integral_constant<int, 4>{});
-  f(std::integral_constant<int, 16 / sizeof(T)>{});
+  if (wide) return f(std::integral_constant<int, kWide>{});
+  f(std::integral_constant<int, 1>{});
 }
 dim3 run_grid(std::int64_t tokens, int run, std::int64_t channels, int n) {
   return {static_cast<unsigned>((tokens + run * kLanes - 1) / (run * kLanes)),
@@ -294,7 +55,7 @@ void forward(const CudaContext& context, const ShortConvForward& op) {
   if (op.w.dim(1) != kTaps)
     return conv_any_forward<A>(context, stream, y, rows, w, documents_of(op), tokens, op.silu);
   with_vector<T>(
-      channels, 16, {y, rows.x, rows.history}, [&]<int N>(std::integral_constant<int, N>) {
+      channels, {y, rows.x, rows.history, w}, [&]<int N>(std::integral_constant<int, N>) {
         forward_kernel<D, device_t<W>, A, N>
             <<<run_grid(tokens, kForwardRun, channels, N), dim3(kColumns, kLanes), 0, stream>>>(
                 y, rows, w, documents_of(op), tokens, op.silu);
@@ -333,21 +94,18 @@ void backward_four(const CudaContext& context,
   const auto* w = reinterpret_cast<const device_t<W>*>(op.w.as<W>());
   auto* dx = reinterpret_cast<D*>(op.dx.as<T>());
   const auto* dy = reinterpret_cast<const D*>(op.dy.as<T>());
-  D* borders = nullptr;
-  if (dx == dy) {
-    borders = reinterpret_cast<D*>(scratch.borders.as<T>());
-    const std::int64_t runs = backward_runs(tokens);
-    const dim3 grid(static_cast<unsigned>((channels + 255) / 256),
-                    static_cast<unsigned>(std::min<std::int64_t>(runs * (kTaps - 1), 4096)));
-    keep_borders_kernel<<<grid, 256, 0, stream>>>(borders, dy, runs, tokens, channels);
-    check_launch("kernel short_conv_backward: borders of runs");
-  }
-  with_vector<
-      T>(channels, 8, {dx, dy, rows.x, rows.history}, [&]<int N>(std::integral_constant<int, N>) {
-    backward_kernel<D, device_t<W>, A, N>
-        <<<run_grid(tokens, kBackwardRun, channels, N), dim3(kColumns, kLanes), 0, stream>>>(
+  D* borders = dx == dy ? reinterpret_cast<D*>(scratch.borders.as<T>()) : nullptr;
+  with_vector<T>(
+      channels, {dx, dy, rows.x, rows.history, w}, [&]<int N>(std::integral_constant<int, N>) {
+        const dim3 grid = run_grid(tokens, kBackwardRun, channels, N), block(kColumns, kLanes);
+        if (borders != nullptr) {
+          keep_borders_kernel<D, N>
+              <<<grid, block, 0, stream>>>(borders, dy, backward_runs(tokens), tokens, channels);
+          check_launch("kernel short_conv_backward: borders of runs");
+        }
+        backward_kernel<D, device_t<W>, A, N><<<grid, block, 0, stream>>>(
             dx, scratch.partials.as<A>(), dy, borders, rows, w, documents_of(op), tokens, op.silu);
-  });
+      });
   check_launch("kernel short_conv_backward");
 }
 
