@@ -36,24 +36,22 @@ struct Shared {
   float beta[kKdaChunk];
 };
 
-/// Sums over the lanes of v[0..N): lane l gets that of v[l / (32 / N)].
-template <int N>
-__device__ __forceinline__ float sum_to_lanes(float (&v)[N], int lane) {
-  int bit = 16;
+/// Sums over the lanes of v[0..N): lane l gets that of v[l / (32 / N)], in v[0]. At each step a lane gives away half of its
+/// sums to the lane `Bit` away, until one is left.
+template <int N, int Size, int Bit = 16>
+__device__ __forceinline__ void sum_to_lanes(float (&v)[Size], int lane) {
+  if constexpr (N > 1) {
+    const bool upper = (lane & Bit) != 0;
 #pragma unroll
-  for (int half = N / 2; half >= 1; half /= 2) {
-    const bool upper = (lane & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float send = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xffffffffU, send, bit);
+    for (int i = 0; i < N / 2; ++i) {
+      const float send = upper ? v[i] : v[i + N / 2], keep = upper ? v[i + N / 2] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xffffffffU, send, Bit);
     }
-    bit /= 2;
+    sum_to_lanes<N / 2, Size, Bit / 2>(v, lane);
+  } else if constexpr (Bit > 0) {
+    v[0] += __shfl_xor_sync(0xffffffffU, v[0], Bit);
+    sum_to_lanes<1, Size, Bit / 2>(v, lane);
   }
-#pragma unroll
-  for (int rest = 16 / N; rest >= 1; rest /= 2)
-    v[0] += __shfl_xor_sync(0xffffffffU, v[0], rest);
-  return v[0];
 }
 
 __device__ __forceinline__ float4 widen_4(const b16* p) {
@@ -90,7 +88,8 @@ __device__ __forceinline__ void tile_row(
     sums[2 * j] = dot_4(kw, k);
     sums[2 * j + 1] = dot_4(kw, q);
   }
-  const float sum = sum_to_lanes(sums, lane);
+  sum_to_lanes<2 * kColumns>(sums, lane);
+  const float sum = sums[0];
   constexpr int kLanes = 32 / (2 * kColumns);
   const int index = lane / kLanes, i = 2 * (index / 2) + half;
   if (lane % kLanes != 0 || i > R) return;
