@@ -39,24 +39,6 @@ TEST_CASE("SumOfSquares on CUDA matches the CPU", "[cuda]") {
   }
 }
 
-TEST_CASE("SumOfSquares on CUDA takes members with gaps", "[cuda]") {
-  MOESAIC_NEEDS_CUDA();
-  BothBackends both;
-  for (const std::int64_t size : {35, 4096, 5000}) {
-    const Twin x({6, 2 * size}, DType::f32), partials({6}, DType::f64);
-    fill_normal(x.initial.view(), 1);
-    fill_normal(partials.initial.view(), 2);
-    require_cuda_matches_cpu(both, {&x, &partials}, {{&partials, kSumTolerance}}, [&](auto side) {
-      const TensorView all = side(x);
-      const TensorView second(all.data() + static_cast<std::size_t>(size) * sizeof(float),
-                              DType::f32,
-                              Shape{6, size},
-                              all.device());
-      return SumOfSquares{.partials = side(partials), .x = second, .stride = 2 * size};
-    });
-  }
-}
-
 TEST_CASE("SumOfSquares on CUDA is finite exactly when every element is", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;

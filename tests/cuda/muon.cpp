@@ -193,41 +193,4 @@ TEST_CASE("Muon update on CUDA matches the CPU", "[cuda]") {
       both, {2, 96, 40}, DType::f32, DType::bf16, DType::f32, true, 0, head_row_blocks(3, {8, 24}));
 }
 
-TEST_CASE("Muon update on CUDA of matrices with gaps between them matches the CPU", "[cuda]") {
-  MOESAIC_NEEDS_CUDA();
-  BothBackends both;
-  const std::int64_t batch = 5, rows = 96, cols = 72;
-  const Twin w({batch, 2 * rows, cols}, DType::f32), dw({batch, 2 * rows, cols}, DType::f32),
-      compute({batch, 2 * rows, cols}, DType::bf16), momentum({batch, rows, cols}, DType::f32),
-      scalars({kNumStepScalars}, DType::f32);
-  std::uint64_t key = 1;
-  for (const auto* t : {&w, &dw, &compute, &momentum})
-    fill_normal(t->initial.view(), key++);
-  StepScalars{.learning_rate = 0.02, .weight_decay_scale = 0.5, .clip_factor = 0.75}.write(
-      scalars.initial.view());
-  require_cuda_matches_cpu(
-      both,
-      {&w, &dw, &compute, &momentum, &scalars},
-      {{&w, tolerance(DType::f32, true)}, {&compute, 4e-3}, {&momentum, 1e-6}},
-      [&](auto side) {
-        const auto second = [&](const Twin& t) {
-          const TensorView all = side(t);
-          return TensorView(
-              all.data() + static_cast<std::size_t>(rows * cols) * byte_size(all.dtype()),
-              all.dtype(),
-              Shape{batch, rows, cols},
-              all.device());
-        };
-        return MuonUpdate{.w = second(w),
-                          .momentum = side(momentum),
-                          .w_compute = second(compute),
-                          .dw = second(dw),
-                          .scalars = side(scalars),
-                          .blocks = {},
-                          .stride = 2 * rows * cols,
-                          .lr_scale = 1,
-                          .weight_decay = 0.1};
-      });
-}
-
 }  // namespace moesaic::test

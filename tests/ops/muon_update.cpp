@@ -168,61 +168,6 @@ TEST_CASE("Muon: a batch, blocks of rows and single matrices give the same bits;
   CHECK(same_bits(all.momentum, single.momentum));
 }
 
-TEST_CASE("Muon: matrices with gaps between them, as two projections of a family of experts lie") {
-  const std::int64_t batch = 5, rows = 9, cols = 14;
-  const Muon dense({batch, rows, cols}, DType::f32, 64),
-      wide({batch, 2 * rows, cols}, DType::f32, 65);
-  const Tensor compute({batch, 2 * rows, cols}, DType::bf16);
-  const auto second_half =
-      [&](const Tensor& t) {  // of every member; neighbours lie 2 rows x cols apart
-        const TensorView from =
-            t.view().reshaped({2 * batch * rows, cols}).rows(rows, 2 * batch * rows);
-        return TensorView(from.data(), from.dtype(), Shape{batch, rows, cols});
-      };
-  const auto row = [&](const Tensor& t, std::int64_t i) {
-    return t.view().reshaped({2 * batch * rows, cols}).rows(i, i + 1);
-  };
-  std::vector<std::vector<double>> before;
-  for (std::int64_t i = 0; i < 2 * batch * rows; ++i) {
-    const std::int64_t member = i / (2 * rows), r = i % (2 * rows) - rows;
-    std::vector<double> values;
-    for (std::int64_t c = 0; c < cols; ++c) {
-      if (r >= 0) {
-        const std::int64_t at = (member * rows + r) * cols + c;
-        row(wide.w, i).as<float>()[c] = static_cast<float>(dense.w.at(at));
-        row(wide.dw, i).as<float>()[c] = static_cast<float>(dense.dw.at(at));
-      }
-      values.push_back(row(wide.w, i).as<float>()[c]);
-    }
-    before.push_back(values);
-  }
-  CpuRunner run(2);
-  auto op = dense.op();
-  const Tensor momentum = normal({batch, rows, cols}, DType::f32, 65);  // as dense has it
-  run(op);
-  op = wide.op();
-  op.w = second_half(wide.w);
-  op.dw = second_half(wide.dw);
-  op.w_compute = second_half(compute);
-  op.momentum = momentum;
-  op.stride = 2 * rows * cols;
-  run(op);
-  CHECK(same_bits(dense.momentum, momentum));
-  for (std::int64_t i = 0; i < 2 * batch * rows; ++i) {
-    const std::int64_t member = i / (2 * rows), r = i % (2 * rows) - rows;
-    for (std::int64_t c = 0; c < cols; ++c) {
-      const double want = r < 0 ? before[static_cast<std::size_t>(i)][static_cast<std::size_t>(c)]
-                                : dense.w.at((member * rows + r) * cols + c);
-      REQUIRE(static_cast<double>(row(wide.w, i).as<float>()[c]) == want);
-      if (r >= 0)
-        REQUIRE(static_cast<float>(row(compute, i).as<bf16>()[c]) ==
-                static_cast<float>(bf16(static_cast<float>(want))));
-    }
-  }
-  op.stride = rows * cols - 1;
-  CHECK_THROWS_AS(run(op), InternalError);
-}
-
 TEST_CASE("Muon: threads that share the rows of a large matrix do not change a bit") {
   const Muon a({270, 300}, DType::f32, 64), b({270, 300}, DType::f32, 64),
       tall_a({300, 270}, DType::f32, 65), tall_b({300, 270}, DType::f32, 65);
