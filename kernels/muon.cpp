@@ -71,7 +71,6 @@ void MuonUpdate::check() const {
   check_narrow(dw, w, "dw");
   if (!w_compute.empty()) check_narrow(w_compute, w, "w_compute");
   check_step_scalars(scalars, w.dtype());
-  MOESAIC_CHECK(gap() >= 0, fmt::format("matrices of {} elements overlap at stride {}", rows() * cols(), stride));
   check_blocks(blocks, rows());
   MOESAIC_CHECK(num_iterations >= 0, "negative number of iterations");
 }

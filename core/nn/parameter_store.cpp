@@ -285,11 +285,6 @@ TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
   return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);
 }
 
-std::int64_t ParameterStore::member_stride(ParamId id) const {
-  const Storage& s = at(storage_of(id));
-  return s.rows * s.cols;
-}
-
 ParamId ParameterStore::find(const std::string& wanted) const {
   const auto it = index_of_name_.find(wanted);
   return it == index_of_name_.end() ? ParamId{} : ParamId{it->second};

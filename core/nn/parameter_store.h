@@ -165,8 +165,6 @@ class ParameterStore {
   TensorView weight(ParamId id, std::int64_t member) const;
   TensorView master(ParamId id, std::int64_t member) const;
   TensorView gradient(ParamId id, std::int64_t member) const;
-  /// Elements from one member's box to the next, the same in weights, masters and gradients.
-  std::int64_t member_stride(ParamId id) const;
   StorageId storage_of(ParamId id) const {
     return param_place_[static_cast<std::size_t>(id.index)].storage;
   }

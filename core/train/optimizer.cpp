@@ -102,16 +102,6 @@ std::vector<MemoryUse> Optimizer::memory_use() const {
           {"step scalars", small_.bytes() + member_memory_.bytes()}};
 }
 
-TensorView Optimizer::all_members(const TensorView& first, ParamId id) const {
-  if (first.empty()) return {};
-  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  const std::int64_t rows = spec.shape.dim[0];
-  const Shape shape = members_of(spec) > 1
-                          ? Shape{members_of(spec), rows, spec.shape.numel() / rows}
-                          : spec.shape;
-  return {first.data(), first.dtype(), shape, first.device()};
-}
-
 TensorView Optimizer::member_of(const TensorView& all, ParamId id, std::int64_t member) const {
   if (all.empty()) return {};
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
@@ -151,17 +141,14 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
   std::int64_t slot = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!entries_[i].trained) continue;
-    const std::int64_t members = members_of(params_.params()[i]);
-    const TensorView partials = partials_.rows(slot, slot + members);
-    const TensorView first = params_.gradient(id_of(i), 0);
-    slot += members;
-    if (first.empty()) {
-      run(backend, Fill{.y = partials, .value = 0.0});
-    } else {
-      run(backend,
-          SumOfSquares{.partials = partials,
-                       .x = all_members(first, id_of(i)),
-                       .stride = params_.member_stride(id_of(i))});
+    for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e, ++slot) {
+      const TensorView partial = partials_.rows(slot, slot + 1);
+      const TensorView grad = params_.gradient(id_of(i), e);
+      if (grad.empty()) {
+        run(backend, Fill{.y = partial, .value = 0.0});
+      } else {
+        run(backend, SumOfSquares{.partials = partial, .x = grad});
+      }
     }
   }
   run(backend,
@@ -193,17 +180,6 @@ void Optimizer::update_family(Backend& backend, ParamId id) {
         MemberScalars{.rows = member_scalars_.rows(0, members),
                       .scalars = scalars,
                       .counts = params_.buffer(spec.use_counts)});
-  if (!by_use && members > 1 && entries_[static_cast<std::size_t>(id.index)].muon) {
-    // One op for all members: the products of a group of experts fill a device.
-    auto op = muon_update(id, 0, scalars);
-    op.w = all_members(op.w, id);
-    op.w_compute = all_members(op.w_compute, id);
-    op.dw = all_members(params_.gradient(id, 0), id);
-    op.momentum = all_members(op.momentum, id);
-    op.stride = params_.member_stride(id);
-    run(backend, op);
-    return;
-  }
   for (std::int64_t e = 0; e < members; ++e) {
     update_one(backend,
                id,
@@ -223,7 +199,22 @@ void Optimizer::update_one(Backend& backend,
       params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member);
   const double decay = spec.decay ? options_.weight_decay : 0.0;
   if (e.muon) {
-    run(backend, muon_update(id, member, scalars));
+    MuonUpdate op{.w = master,
+                  .momentum = member_of(e.momentum, id, member),
+                  .w_compute = compute,
+                  .dw = params_.gradient(id, member),
+                  .scalars = scalars,
+                  .blocks = {},
+                  .lr_scale = e.lr_scale,
+                  .weight_decay = decay,
+                  .mu = options_.muon_momentum,
+                  .nesterov = options_.muon_nesterov,
+                  .num_iterations = options_.ns_steps};
+    if (options_.muon_per_head) {
+      for (const RowRange& r : spec.blocks)
+        op.blocks.push_back({r.begin, r.end});
+    }
+    run(backend, op);
     return;
   }
   run(backend,
@@ -238,28 +229,6 @@ void Optimizer::update_one(Backend& backend,
             .beta1 = options_.beta1,
             .beta2 = options_.beta2,
             .eps = options_.eps});
-}
-
-MuonUpdate Optimizer::muon_update(ParamId id, std::int64_t member, ConstTensorView scalars) const {
-  const Entry& e = entries_[static_cast<std::size_t>(id.index)];
-  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  MuonUpdate op{
-      .w = params_.master(id, member),
-      .momentum = member_of(e.momentum, id, member),
-      .w_compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
-      .dw = params_.gradient(id, member),
-      .scalars = scalars,
-      .blocks = {},
-      .lr_scale = e.lr_scale,
-      .weight_decay = spec.decay ? options_.weight_decay : 0.0,
-      .mu = options_.muon_momentum,
-      .nesterov = options_.muon_nesterov,
-      .num_iterations = options_.ns_steps};
-  if (options_.muon_per_head) {
-    for (const RowRange& r : spec.blocks)
-      op.blocks.push_back({r.begin, r.end});
-  }
-  return op;
 }
 
 void Optimizer::update(Backend& backend) {

@@ -7,7 +7,6 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/model.h"
 #include "core/nn/parameter_store.h"
-#include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/step_scalars.h"
 
@@ -85,9 +84,6 @@ class Optimizer {
   };
   void clear_state();
   TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
-  /// [members, …] from the first member's view on; member_stride() apart.
-  TensorView all_members(const TensorView& first, ParamId id) const;
-  MuonUpdate muon_update(ParamId id, std::int64_t member, ConstTensorView scalars) const;
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
   void assign_groups();

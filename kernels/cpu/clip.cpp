@@ -12,18 +12,18 @@ namespace {
 constexpr std::int64_t kBlock = 4096;  // elements per partial sum; part of the bits
 
 std::int64_t blocks_per_sum(const SumOfSquares& op) {
-  return (op.size() + kBlock - 1) / kBlock;
+  return (op.x.numel() / op.partials.dim(0) + kBlock - 1) / kBlock;
 }
 
 template <class T>
 void sum_blocks(ThreadPool& pool, const SumOfSquares& op, double* block_sums) {
-  const std::int64_t n = op.partials.dim(0), size = op.size(), blocks = blocks_per_sum(op);
+  const std::int64_t n = op.partials.dim(0), size = op.x.numel() / n, blocks = blocks_per_sum(op);
   const T* x = op.x.as<T>();
   pool.parallel_for(n * blocks, 8, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t begin = i % blocks * kBlock;
       const std::int64_t count = std::min(kBlock, size - begin);
-      const T* v = x + i / blocks * op.step() + begin;
+      const T* v = x + i / blocks * size + begin;
       double sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t c = 0; c < count; ++c) {

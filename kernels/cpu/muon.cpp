@@ -19,7 +19,6 @@ constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 struct Block {
   std::int64_t first = 0;  // element of the tensor where the block starts
   std::int64_t rows = 0, cols = 0;
-  std::int64_t shift = 0;  // how much further on that is in a tensor with gaps between matrices
   bool flip() const { return rows > cols; }
   std::int64_t m() const { return std::min(rows, cols); }
   std::int64_t n() const { return std::max(rows, cols); }
@@ -28,14 +27,13 @@ struct Block {
 std::vector<Block> list_blocks(std::int64_t batch,
                                std::int64_t rows,
                                std::int64_t cols,
-                               const std::vector<RowBlock>& cuts,
-                               std::int64_t gap) {
+                               const std::vector<RowBlock>& cuts) {
   std::vector<Block> out;
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t base = i * rows * cols;
-    if (cuts.empty()) out.push_back({base, rows, cols, i * gap});
+    if (cuts.empty()) out.push_back({base, rows, cols});
     for (const RowBlock& b : cuts)
-      out.push_back({base + b.begin * cols, b.end - b.begin, cols, i * gap});
+      out.push_back({base + b.begin * cols, b.end - b.begin, cols});
   }
   return out;
 }
@@ -145,7 +143,7 @@ struct Update {
     A* x = ws.x.as<A>() + slot * ws.x.dim(1);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
-        const A g = clip * static_cast<A>(dw[i + b.shift]);
+        const A g = clip * static_cast<A>(dw[i]);
         const A m = mu * momentum[i] + g;
         momentum[i] = m;
         x[wide] = op.nesterov ? g + mu * m : m;
@@ -156,11 +154,10 @@ struct Update {
     const auto keep = static_cast<A>(decay);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
-        w[i + b.shift] = keep * w[i + b.shift] - step * direction[wide];
+        w[i] = keep * w[i] - step * direction[wide];
       });
       if (compute == nullptr) return;
-      const std::int64_t first = b.first + b.shift, from = first + begin * b.cols,
-                         to = first + end * b.cols;
+      const std::int64_t from = b.first + begin * b.cols, to = b.first + end * b.cols;
 #pragma omp simd
       for (std::int64_t i = from; i < to; ++i)
         compute[i] = C(w[i]);
@@ -211,7 +208,7 @@ void orthogonalise(ThreadPool& pool,
 
 void launch(CpuContext& context, const MuonUpdate& op) {
   const Arena::Mark mark(context.scratch);
-  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks, op.gap());
+  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
   const Workspace ws = take_workspace(context.scratch, blocks, op.w.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
     cpu::dispatch_stats(op.w.dtype(),
@@ -221,7 +218,7 @@ void launch(CpuContext& context, const MuonUpdate& op) {
 
 void launch(CpuContext& context, const NewtonSchulz& op) {
   const Arena::Mark mark(context.scratch);
-  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks, 0);
+  const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
   const Workspace ws = take_workspace(context.scratch, blocks, op.x.dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
     cpu::dispatch_stats(op.x.dtype(),

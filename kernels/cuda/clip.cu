@@ -1,6 +1,4 @@
 // Norms of gradients, in f64: one partial sum per 4096 elements, then a block per sum adds its partials; orders are fixed.
-#include <numeric>
-
 #include "kernels/cuda/map.cuh"
 #include "kernels/ops/clip.h"
 
@@ -14,7 +12,7 @@ constexpr int kThreads = 256;
 constexpr int kManyThreads = 1024;
 
 std::int64_t blocks_per_sum(const SumOfSquares& op) {
-  return (op.size() + kBlock - 1) / kBlock;
+  return (op.x.numel() / op.partials.dim(0) + kBlock - 1) / kBlock;
 }
 
 template <class T>
@@ -28,13 +26,12 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads) block_sums_kernel(double* __restrict__ sums,
                                                               const T* __restrict__ x,
                                                               std::int64_t size,
-                                                              std::int64_t step,
                                                               std::int64_t blocks,
                                                               std::int64_t total_blocks) {
   constexpr int kSteps = static_cast<int>(kBlock) / (kThreads * N);
   for (std::int64_t b = blockIdx.x; b < total_blocks; b += gridDim.x) {
     const std::int64_t begin = b % blocks * kBlock, count = min(kBlock, size - begin);
-    const T* v = x + b / blocks * step + begin;
+    const T* v = x + b / blocks * size + begin;
     double sum = 0;
     if (count == kBlock) {
       Vec<T, N> loaded[kSteps];
@@ -118,19 +115,17 @@ void dispatch_stats(DType dtype, F&& f) {
 
 void launch(CudaContext& context, const SumOfSquares& op) {
   const Arena::Mark mark(context.scratch);
-  const std::int64_t n = op.partials.dim(0), size = op.size(), blocks = blocks_per_sum(op);
+  const std::int64_t n = op.partials.dim(0), size = op.x.numel() / n, blocks = blocks_per_sum(op);
   const TensorView sums = context.scratch.take(
       {std::max<std::int64_t>(1, n * blocks)}, DType::f64, "sum_of_squares.blocks");
   if (is_dry(context)) return;
   const auto stream = native_stream(context);
   if (blocks > 0) {
     dispatch_float(op.x.dtype(), [&]<class T>(TypeTag<T>) {
-      with_vector<kWide<T>>(
-          std::gcd(size, op.step()), {op.x.data()}, [&]<int N>(std::integral_constant<int, N>) {
-            block_sums_kernel<device_t<T>, N>
-                <<<grid_for(context, n * blocks), kThreads, 0, stream>>>(
-                    sums.as<double>(), device_data<T>(op.x), size, op.step(), blocks, n * blocks);
-          });
+      with_vector<kWide<T>>(size, {op.x.data()}, [&]<int N>(std::integral_constant<int, N>) {
+        block_sums_kernel<device_t<T>, N><<<grid_for(context, n * blocks), kThreads, 0, stream>>>(
+            sums.as<double>(), device_data<T>(op.x), size, blocks, n * blocks);
+      });
     });
     check_launch("kernel sum_of_squares");
   }

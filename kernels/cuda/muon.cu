@@ -23,7 +23,6 @@ struct Run {
   std::int64_t first = 0, step = 0, rows = 0;  // in rows
   std::int64_t per_matrix = 0;
   std::int64_t matrix_rows = 0, cols = 0;
-  std::int64_t gap = 0;  // elements between two matrices, of tensors that have gaps
 
   __host__ __device__ bool flip() const { return rows > cols; }
   std::int64_t m() const { return std::min(rows, cols); }
@@ -33,8 +32,6 @@ struct Run {
     const std::int64_t matrix = i / per_matrix, block = i - matrix * per_matrix;
     return (matrix * matrix_rows + first + block * step) * cols;
   }
-  // How much further on it is in a tensor with gaps.
-  __device__ std::int64_t shift(std::int64_t i) const { return i / per_matrix * gap; }
 };
 
 // Cuts the blocks into evenly spaced runs of one height.
@@ -143,9 +140,8 @@ __global__ void __launch_bounds__(kTile* kTileRows)
     momentum_kernel(A* x, A* momentum, const G* dw, Run run, std::int64_t first, Step<A> step) {
   const A clip = step.scalars[index_of(StepScalar::clip_factor)];
   const bool skips = step.skips();
-  const std::int64_t shift = run.shift(first + blockIdx.z);
   to_wide(x, run, first + blockIdx.z, [&](std::int64_t at) {
-    const A g = clip * widen<A>(dw[at + shift]);
+    const A g = clip * widen<A>(dw[at]);
     const A m = step.mu * momentum[at] + g;
     if (!skips) momentum[at] = m;
     return step.nesterov ? g + step.mu * m : m;
@@ -160,9 +156,7 @@ __global__ void __launch_bounds__(kTile* kTileRows)
   const auto keep =
       static_cast<A>(1.0 - lr * step.weight_decay * step.slot(StepScalar::weight_decay_scale));
   const auto length = static_cast<A>(lr * 0.2 * sqrt(static_cast<double>(max(run.rows, run.cols))));
-  const std::int64_t shift = run.shift(first + blockIdx.z);
-  from_wide(x, run, first + blockIdx.z, [&](std::int64_t dense, A direction) {
-    const std::int64_t at = dense + shift;
+  from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, A direction) {
     const A v = keep * w[at] - length * direction;
     w[at] = v;
     if (compute != nullptr) compute[at] = round_to<C>(v);
@@ -180,15 +174,10 @@ struct Grid {
 // For every group of every run: load(run, first, count, x), the iteration, store(run, first, count,
 // result).
 template <class Op, class Load, class Store>
-void for_each_group(CudaContext& context,
-                    const Op& op,
-                    DType dtype,
-                    std::int64_t gap,
-                    Load&& load_blocks,
-                    Store&& store_blocks) {
+void for_each_group(
+    CudaContext& context, const Op& op, DType dtype, Load&& load_blocks, Store&& store_blocks) {
   bool any_split = false;
-  for (Run run : runs_of(op.rows(), op.cols(), op.blocks)) {
-    run.gap = gap;
+  for (const Run& run : runs_of(op.rows(), op.cols(), op.blocks)) {
     NewtonSchulzShape shape{.rows = run.m(), .cols = run.n(), .dtype = dtype};
     shape.split =
         may_specialise(context) && NewtonSchulzShape::can_split(shape.rows, shape.cols, dtype);
@@ -220,7 +209,6 @@ void update(CudaContext& context, const MuonUpdate& op) {
       context,
       op,
       op.w.dtype(),
-      op.gap(),
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
         momentum_kernel<A, device_t<G>><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
@@ -249,7 +237,6 @@ void orthogonalise(CudaContext& context, const NewtonSchulz& op) {
       context,
       op,
       op.x.dtype(),
-      0,
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
         load_kernel<A><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(

@@ -9,7 +9,6 @@ namespace moesaic {
 ///   partials  [n] f64, overwritten: one per parameter, or one per member of a family of experts
 ///   x         n times the same number of elements, any shape (a whole tensor with n = 1); f64 |
 ///   f32 | bf16
-///   stride    elements from the first of x[i] to the first of x[i + 1]; 0 = no gaps
 ///
 /// Sums run over fixed blocks of 4096 elements, then over the blocks in order. A partial is not
 /// finite exactly when an element of x[i] is not finite, or when the sum is beyond f64.
@@ -17,11 +16,7 @@ struct SumOfSquares {
   static constexpr const char* kName = "sum_of_squares";
   TensorView partials;
   ConstTensorView x;
-  std::int64_t stride = 0;
 
-  /// Elements of one x[i].
-  std::int64_t size() const { return x.numel() / partials.dim(0); }
-  std::int64_t step() const { return stride == 0 ? size() : stride; }
   void check() const;
   OpCost cost() const;
 };

@@ -33,8 +33,6 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 ///                updated in place
 ///   dw           the same shape; master dtype, or bf16 next to f32; read only
 ///   w_compute    the same shape; master dtype, or bf16 next to f32; empty = none wanted
-///   stride       elements from one matrix of w, dw and w_compute to the next, 0 = rows x cols: the gate
-///                projections of a family of experts lie between the up projections. momentum has no gaps
 ///   scalars      [kNumStepScalars], master dtype
 ///   blocks       row ranges that follow each other and cover all rows, each orthogonalised on its
 ///   own (per head);
@@ -53,7 +51,6 @@ struct MuonUpdate {
   ConstTensorView dw;
   ConstTensorView scalars;
   std::vector<RowBlock> blocks;
-  std::int64_t stride = 0;
   double lr_scale = 1;
   double weight_decay = 0;
   double mu = 0.95;
@@ -63,8 +60,6 @@ struct MuonUpdate {
   std::int64_t batch() const { return w.rank() == 3 ? w.dim(0) : 1; }
   std::int64_t rows() const { return w.dim(w.rank() - 2); }
   std::int64_t cols() const { return w.dim(w.rank() - 1); }
-  /// Elements between two matrices of w, dw and w_compute.
-  std::int64_t gap() const { return stride == 0 ? 0 : stride - rows() * cols(); }
   void check() const;
   OpCost cost() const;
 };
