@@ -55,7 +55,9 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   scalars_ = small_.view({max_groups, kNumStepScalars}, master);
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
-  host_ = make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
+  host_ = params.is_pretend()
+              ? Buffer(scalar_bytes + 64, kCpu, "step scalars, host")
+              : make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
   host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
   host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
   group_updates_ = {0};

@@ -87,8 +87,11 @@ void Trainer::check_data() const {
 
 void Trainer::allocate() {
   const auto& config = *parts_.config;
+  std::vector<data::DocumentBound> documents{data::DocumentBound(*parts_.train)};
+  if (parts_.valid) documents.emplace_back(*parts_.valid);
   memory_ = measure_run(config,
                         phases_,
+                        documents,
                         *parts_.model,
                         *parts_.params,
                         parts_.optimizer,
