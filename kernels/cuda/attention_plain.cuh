@@ -206,7 +206,7 @@ inline std::size_t plain_column_blocks(std::int64_t width, std::int64_t per_bloc
   return static_cast<std::size_t>((width + per_block - 1) / per_block);
 }
 
-/// The largest number of 16-byte vectors of A that hold n.
+/// n rounded up to whole 16-byte vectors of A.
 template <class A>
 constexpr int padded(std::int64_t n) {
   constexpr int kV = PlainTile<A>::kVector;

@@ -21,7 +21,7 @@ constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 constexpr int kHeadWidth = 128;  // dn and dv
 constexpr int kChannelBlock = 64;
 constexpr int kRowBytes = kChannelBlock * 2;
-constexpr int kTiledLongest = 1 << 18;  // keys, with a selection: bounds the list of tiles
+constexpr std::int64_t kTiledLongest = 1 << 18;  // keys, with a selection: bounds the list of tiles
 constexpr int kConsumerRegisters = 240;
 constexpr int kProducerRegisters = 24;
 constexpr int kZeroBarrier = 1;  // named barriers of the consumers
@@ -39,7 +39,7 @@ struct TileFlags {
   const std::uint8_t* flags = nullptr;
   std::int64_t per_row = 0;
 };
-/// What the kernels get besides tensor maps.
+/// What the kernels get besides tensor maps. Numbers of rows fit 31 bits, offsets of elements do not.
 struct TiledProblem {
   int queries = 0, keys = 0, heads = 0;
   QueryBlocks blocks;

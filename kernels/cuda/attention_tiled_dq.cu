@@ -172,6 +172,8 @@ __device__ void consume(const Shared<Dr>& shared,
   std::uint32_t ds[kKeys / 16][4];
   Ring<kStages> ring;
 
+  // The warpgroups take turns at issuing products, so that one forms ds meanwhile.
+  if (group == 1) named_barrier_arrive(kTurnBarrier, kConsumerThreads);
   if (tiles.count > 0) mbarrier_wait(&barriers.query, 0);
   for (int i = 0; i < tiles.count; ++i) {
     const int t = tiles[i], stage = ring.stage;
@@ -188,6 +190,7 @@ __device__ void consume(const Shared<Dr>& shared,
       clear_rows(shared.key(stage), kChannels / kChannelBlock, kKeys, keys - t * kKeys);
       publish_cleared_rows();
     }
+    named_barrier_sync(kTurnBarrier + group, kConsumerThreads);
     wgmma_fence();
     product_nt<kChannels, kBlockRows, kKeys>(
         s, q, swizzled_descriptor<Major::k>(shared.key(stage)));
@@ -195,6 +198,7 @@ __device__ void consume(const Shared<Dr>& shared,
     product_nt<kHeadWidth, kBlockRows, kKeys>(
         dp, d_o, swizzled_descriptor<Major::k>(shared.value(stage)));
     wgmma_commit();
+    named_barrier_arrive(kTurnBarrier + 1 - group, kConsumerThreads);
     wgmma_wait<1>();
     pin_registers(s);
     pin_registers(dq);
@@ -216,6 +220,7 @@ __device__ void consume(const Shared<Dr>& shared,
     wgmma_commit();
     ring.advance();
   }
+  if (group == 0) named_barrier_sync(kTurnBarrier, kConsumerThreads);
   wgmma_wait<0>();
   pin_registers(dq);
 #pragma unroll

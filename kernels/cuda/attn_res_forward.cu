@@ -1,5 +1,7 @@
 // Attention over depth, forward. plain: a block per token reads the sources twice, for the scores and for the mix. one_pass:
 // a row lives in registers, each source is read once, and the softmax is kept up source by source.
+#include <cuda_pipeline_primitives.h>
+
 #include "kernels/cuda/attn_res.cuh"
 
 namespace moesaic {
@@ -8,6 +10,7 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 256;
+constexpr int kStages = 4;  // rows of a block that are in shared memory, or on their way to it
 
 template <class T, class A>
 struct Forward {
@@ -61,8 +64,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Steps are (token, source) pairs; the next one's row is on its way while this one is summed. Two buffers of partial sums
-// alternate, so one barrier per step is enough.
+// Steps are (token, source) pairs; the rows of the next ones are on their way to shared memory while this one is summed. A
+// thread copies what it reads itself, so copies need no barrier. Two buffers of partial sums alternate, so one barrier per
+// step is enough.
 template <class W>
 __global__ void __launch_bounds__(kOnePassThreads)
     one_pass_kernel(Forward<__nv_bfloat16, float> a,
@@ -70,7 +74,7 @@ __global__ void __launch_bounds__(kOnePassThreads)
                     const W* query,
                     const W* norm) {
   constexpr int kMaxWarps = kOnePassThreads / kWarp;
-  extern __shared__ float4 planes[];  // query (.) norm
+  extern __shared__ float4 planes[];  // query (.) norm, then the rows
   __shared__ float2 partial[2][kMaxWarps];
   const int vectors = static_cast<int>(a.d) / kOnePassVector;
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
@@ -78,15 +82,41 @@ __global__ void __launch_bounds__(kOnePassThreads)
   fold_query(planes, query, norm, vectors);
   float mixed[kOnePassChunks][kOnePassVector] = {};
   float largest = -INFINITY, total = 0, own_score = 0;  // thread i remembers the score of source i
-  RawVec row[kOnePassChunks], next[kOnePassChunks];
+  auto* rows = reinterpret_cast<RawVec*>(planes + 2 * vectors);
   const int tokens = static_cast<int>(a.tokens);
-  int t = static_cast<int>(blockIdx.x), i = 0, half = 0;
-  if (t < tokens) load_row(row, sources.v[0] + t * a.d, vectors);
-  while (t < tokens) {
+  int coming_t = static_cast<int>(blockIdx.x), coming_i = 0;
+  const auto start_copy = [&](int stage) {
+    if (coming_t < tokens) {
+      const __nv_bfloat16* source = sources.v[coming_i] + coming_t * a.d;
+#pragma unroll
+      for (int k = 0; k < kOnePassChunks; ++k) {
+        const int at = static_cast<int>(threadIdx.x + k * blockDim.x);
+        if (at < vectors) {
+          __pipeline_memcpy_async(
+              rows + stage * vectors + at, source + at * kOnePassVector, sizeof(RawVec));
+        }
+      }
+      if (++coming_i == a.n) {
+        coming_i = 0;
+        coming_t += static_cast<int>(gridDim.x);
+      }
+    }
+    __pipeline_commit();  // also without copies: stages are counted by groups
+  };
+  for (int s = 0; s < kStages - 1; ++s)
+    start_copy(s);
+  int stage = 0, half = 0;
+  for (int t = static_cast<int>(blockIdx.x), i = 0; t < tokens;) {
     const bool last = i + 1 == a.n;
-    const int next_t = last ? t + static_cast<int>(gridDim.x) : t;
-    const int next_i = last ? 0 : i + 1;
-    if (next_t < tokens) load_row(next, sources.v[next_i] + next_t * a.d, vectors);
+    __pipeline_wait_prior(kStages - 2);
+    RawVec row[kOnePassChunks];
+#pragma unroll
+    for (int k = 0; k < kOnePassChunks; ++k) {
+      const int at = static_cast<int>(threadIdx.x + k * blockDim.x);
+      row[k] = at < vectors ? rows[stage * vectors + at] : RawVec{};
+    }
+    start_copy((stage + kStages - 1) % kStages);
+    stage = (stage + 1) % kStages;
     float squares = 0, dot = 0;
 #pragma unroll
     for (int k = 0; k < kOnePassChunks; ++k) {
@@ -141,11 +171,8 @@ __global__ void __launch_bounds__(kOnePassThreads)
       largest = -INFINITY;
       total = 0;
     }
-#pragma unroll
-    for (int k = 0; k < kOnePassChunks; ++k)
-      row[k] = next[k];
-    t = next_t;
-    i = next_i;
+    i = last ? 0 : i + 1;
+    if (last) t += static_cast<int>(gridDim.x);
   }
 }
 
@@ -180,7 +207,10 @@ void launch(CudaContext& context, const AttnResForward& op) {
       const auto* norm = device_data<W>(op.norm);
       if constexpr (std::is_same_v<T, bf16>) {
         if (fast) {
-          const auto shared = static_cast<std::size_t>(op.h.dim(1)) * sizeof(float);
+          const auto shared =
+              static_cast<int>(op.h.dim(1) * std::int64_t{sizeof(float) + kStages * sizeof(bf16)});
+          MOESAIC_CUDA_CALL(cudaFuncSetAttribute(
+              one_pass_kernel<device_t<W>>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
           one_pass_kernel<<<grid, one_pass_threads(op.h.dim(1)), shared, stream>>>(
               arguments<T>(op), source_pointers<T, kOnePassSources>(op.sources), query, norm);
           return;

@@ -32,16 +32,16 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Y* __restrict__ y,
                                                           std::int64_t tokens,
                                                           std::int64_t vocabulary,
                                                           std::int64_t d) {
-  for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
-    const T* row = table + checked_id(ids[t], vocabulary) * d;
-    for (std::int64_t c = std::int64_t{threadIdx.x} * N; c < d; c += kThreads * N) {
-      const auto v = load<N>(row + c);
-      Vec<Y, N> out;
+  const std::int64_t per_row = d / N, items = tokens * per_row;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
+    const auto v = load<N>(table + checked_id(ids[t], vocabulary) * d + c);
+    Vec<Y, N> out;
 #pragma unroll
-      for (int i = 0; i < N; ++i)
-        out.v[i] = round_to<Y>(widen<A>(v.v[i]));
-      store<N>(y + t * d + c, out);
-    }
+    for (int k = 0; k < N; ++k)
+      out.v[k] = round_to<Y>(widen<A>(v.v[k]));
+    store<N>(y + t * d + c, out);
   }
 }
 
@@ -50,7 +50,7 @@ template <class F>
 __device__ __forceinline__ void for_all_ids(const std::int32_t* __restrict__ ids,
                                             std::int64_t tokens,
                                             F&& f) {
-  constexpr int kAhead = 8;
+  constexpr int kAhead = 32;
   const int lane = static_cast<int>(threadIdx.x);
   for (std::int64_t base = 0; base < tokens; base += kAhead * kWarp) {
     std::int32_t id[kAhead];
@@ -147,18 +147,25 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(G* dtable,
     for (int i = 0; i < N; ++i)
       sum.v[i] = round_to<G>(widen<A>(sum.v[i]) + widen<A>(v.v[i]));
   };
-  int j = 0;
-  for (; j + kAhead <= count; j += kAhead) {
+  // The places of the next rows are read before these are waited for.
+  std::int32_t at[kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k)
+    at[k] = k < count ? tokens[k] : 0;
+  for (int j = 0; j < count; j += kAhead) {
     Vec<T, N> v[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      v[k] = load<N>(dy + std::int64_t{tokens[j + k]} * d + c);
+    for (int k = 0; k < kAhead; ++k) {
+      if (j + k < count) v[k] = load<N>(dy + std::int64_t{at[k]} * d + c);
+    }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
-      add(v[k]);
+      at[k] = j + kAhead + k < count ? tokens[j + kAhead + k] : 0;
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (j + k < count) add(v[k]);
+    }
   }
-  for (; j < count; ++j)
-    add(load<N>(dy + std::int64_t{tokens[j]} * d + c));
   store<N>(out, sum);
 }
 
@@ -168,13 +175,15 @@ void gather(const CudaContext& context, const EmbeddingForward& op) {
   const std::int64_t d = op.table.dim(1), tokens = op.ids.dim(0);
   with_vector<kBoth>(d, {op.y.data(), op.table.data()}, [&]<int N>(std::integral_constant<int, N>) {
     gather_kernel<device_t<Y>, device_t<T>, acc_t<T>, N>
-        <<<grid_for(context, tokens, 16), kThreads, 0, native_stream(context)>>>(
-            device_data<Y>(op.y),
-            op.ids.as<std::int32_t>(),
-            device_data<T>(op.table),
-            tokens,
-            op.table.dim(0),
-            d);
+        <<<grid_for(context, (tokens * (d / N) + kThreads - 1) / kThreads, 32),
+           kThreads,
+           0,
+           native_stream(context)>>>(device_data<Y>(op.y),
+                                     op.ids.as<std::int32_t>(),
+                                     device_data<T>(op.table),
+                                     tokens,
+                                     op.table.dim(0),
+                                     d);
   });
   check_launch("kernel embedding_forward");
 }

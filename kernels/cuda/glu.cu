@@ -1,5 +1,5 @@
-// Gated linear units: rows of 16-byte accesses; a warp or a block per row, because the number of rows is known on the device
-// only and the gradient of a row's weight is a sum over the row.
+// Gated linear units. Forward: one access per thread, in the order of memory. Backward: a warp or a
+// block per row, because the gradient of a row's weight is a sum over the row.
 #include "kernels/cuda/gate_math.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/ops/glu.h"
@@ -64,26 +64,24 @@ __device__ __forceinline__ std::int64_t used_rows(std::int64_t bound,
 }
 
 // No pointer is __restrict__: results may lie on operands; each thread reads what it overwrites itself.
-template <class T, class A, class Act, int N, int PerRow>
+template <class T, class A, class Act, int N>
 __global__ void __launch_bounds__(kThreads) forward_kernel(T* h,
                                                            const T* gate_up,
                                                            const std::int32_t* row_count,
                                                            std::int64_t bound,
                                                            std::int64_t width,
                                                            Act act) {
-  constexpr int kRows = kThreads / PerRow;
-  const std::int64_t rows = used_rows(bound, row_count);
-  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows;
-       t += std::int64_t{gridDim.x} * kRows) {
-    const T* gate = gate_up + 2 * t * width;
-    for (std::int64_t c = std::int64_t{threadIdx.x % PerRow} * N; c < width; c += PerRow * N) {
-      auto g = load<N>(gate + c);
-      const auto u = load<N>(gate + width + c);
+  const std::int64_t per_row = width / N, items = used_rows(bound, row_count) * per_row;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
+    const T* gate = gate_up + 2 * t * width + c;
+    auto g = load<N>(gate);
+    const auto u = load<N>(gate + width);
 #pragma unroll
-      for (int i = 0; i < N; ++i)
-        g.v[i] = round_to<T>(act.value(widen<A>(g.v[i]), widen<A>(u.v[i])));
-      store<N>(h + t * width + c, g);
-    }
+    for (int k = 0; k < N; ++k)
+      g.v[k] = round_to<T>(act.value(widen<A>(g.v[k]), widen<A>(u.v[k])));
+    store<N>(h + t * width + c, g);
   }
 }
 
@@ -152,19 +150,14 @@ void forward(const CudaContext& context, const GluForward& op) {
   const std::int64_t rows = op.h.dim(0), width = op.h.dim(1);
   with_vector<kWide<T>>(
       width, {op.h.data(), op.gate_up.data()}, [&]<int N>(std::integral_constant<int, N>) {
-        with_row_threads<N>(context,
-                            rows,
-                            width,
-                            [&]<int PerRow>(std::integral_constant<int, PerRow>, unsigned grid) {
-                              forward_kernel<device_t<T>, acc_t<T>, Act, N, PerRow>
-                                  <<<grid, kThreads, 0, native_stream(context)>>>(
-                                      device_data<T>(op.h),
-                                      device_data<T>(op.gate_up),
-                                      op.row_count.as<std::int32_t>(),
-                                      rows,
-                                      width,
-                                      Act(op.activation));
-                            });
+        const unsigned grid = grid_for(context, (rows * (width / N) + kThreads - 1) / kThreads, 32);
+        forward_kernel<device_t<T>, acc_t<T>, Act, N>
+            <<<grid, kThreads, 0, native_stream(context)>>>(device_data<T>(op.h),
+                                                            device_data<T>(op.gate_up),
+                                                            op.row_count.as<std::int32_t>(),
+                                                            rows,
+                                                            width,
+                                                            Act(op.activation));
       });
   check_launch("kernel glu_forward");
 }

@@ -385,20 +385,20 @@ __device__ __forceinline__ void finish_rows(
     row_q *= x.alpha[r];
     row_k *= x.alpha[r];
     first *= x.alpha[r];
-    const int at = sum_at(begin + r, c);
+    const int at = sum_at(begin + r, c), wide = WideTile128::at(begin + r, c);
     const float q = x.q[r], k = x.k[r], dq = s.dq[at], k_row = s.k_row[at];
-    s.dq[at] = rounded(q * first) * dq + rounded(k * first) * k_row + q * row_q + k * row_k;
+    s.dq[at] = __bfloat162float(s.q_row[wide]) * dq +
+               __bfloat162float(s.k_row_scaled[wide]) * k_row + q * row_q + k * row_k;
     s.k_row[at] = first * k_row + row_k;
-    s.out_q[WideTile128::at(begin + r, c)] =
-        __float2bfloat16_rn(first * dq + row_q + s.dp_tile[tile][r][r] * k);
+    s.out_q[wide] = __float2bfloat16_rn(first * dq + row_q + s.dp_tile[tile][r][r] * k);
   }
 }
-/// The columns' side, sum_{r>i} (dP_ri q_r + dA_ri k_r) w_ri, then dk. Leaves the suffix sums of the decay's gradient within
-/// the tile in s.dq and returns the whole tile's.
-__device__ __forceinline__ float finish_columns(
-    Shared& s, const Block& b, const Tokens& x, int tile, int c) {
+/// The columns' side, sum_{r>i} (dP_ri q_r + dA_ri k_r) w_ri, then dk. `column` starts as zeros and ends as the suffix sums
+/// of the decay's gradient within the tile.
+__device__ __forceinline__ void finish_columns(
+    Shared& s, const Tokens& x, int tile, int c, float (&column)[kKdaTokens]) {
   const int begin = tile * kKdaTokens;
-  float column[kKdaTokens] = {}, rest = 1.0f, running = 0.0f;
+  float rest = 1.0f, running = 0.0f;
 #pragma unroll
   for (int r = kKdaTokens - 1; r >= 0; --r) {
     const float q = x.q[r], k = x.k[r];
@@ -409,15 +409,14 @@ __device__ __forceinline__ float finish_columns(
       for (int i = four; i < four + 4 && i < r; ++i)
         column[i] = (column[i] + dp.v[i - four] * q + da.v[i - four] * k) * x.alpha[r];
     }
-    const int at = sum_at(begin + r, c);
+    const int at = sum_at(begin + r, c), wide = WideTile128::at(begin + r, c);
     const float k_column = s.k_column[at];
-    running += s.dq[at] - rounded(k * rest) * k_column - k * column[r];
-    s.dq[at] = running;
-    s.out_k[WideTile128::at(begin + r, c)] =
+    running += s.dq[at] - __bfloat162float(s.k_end[wide]) * k_column - k * column[r];
+    s.out_k[wide] =
         __float2bfloat16_rn(s.k_row[at] + rest * k_column + column[r] + s.dp_tile[tile][r][r] * q);
+    column[r] = running;
     rest *= x.alpha[r];
   }
-  return running;
 }
 
 /// A thread has a tile's tokens of one channel: the scale within the tile, the tile's own pairs, dq and dk, and the suffix
@@ -427,7 +426,9 @@ __device__ void finish(Shared& s, const Block& b) {
   Tokens x;
   x.load(b, begin, c);
   finish_rows(s, b, x, tile, c);
-  s.tile_sums[tile][c] = finish_columns(s, b, x, tile, c);
+  float dg[kKdaTokens] = {};
+  finish_columns(s, x, tile, c, dg);
+  s.tile_sums[tile][c] = dg[0];
   __syncthreads();
   float product = 0.0f, total = 1.0f, later = 0.0f;
 #pragma unroll
@@ -447,8 +448,7 @@ __device__ void finish(Shared& s, const Block& b) {
   store_rows<WideTile128>(b, static_cast<b16*>(b.out.dk), s.out_k);
 #pragma unroll
   for (int r = 0; r < kKdaTokens; ++r) {
-    float& dg = s.dq[sum_at(begin + r, c)];
-    dg = (x.forgets >> r & 1U) != 0 ? 0.0f : dg + later;
+    s.dq[sum_at(begin + r, c)] = (x.forgets >> r & 1U) != 0 ? 0.0f : dg[r] + later;
   }
   __syncthreads();
   const bool aligned = is_aligned_16(b.out.dg);

@@ -166,6 +166,65 @@ TEST_CASE("Attention on CUDA (tiled): the same bits over many runs", "[cuda]") {
   }
 }
 
+// Hidden: it takes 25 GB of the device. Every document holds the same numbers, so the last one must
+// give the bits of the first.
+TEST_CASE("Offsets of attention on CUDA beyond 2^31 elements", "[.large]") {
+  MOESAIC_NEEDS_CUDA();
+  constexpr std::int64_t kHeads = 32, kTokens = 1000, kDocuments = 270;
+  DeviceAttention device(std::size_t{4} << 30);
+  Problem one = make_problem({kTokens}, kHeads, 128, 64, 128);
+  const auto ops = device.prepare(one, {.compute = DType::bf16, .wide_d_o = false});
+  run(device.backend(), ops.forward);
+  run(device.backend(), ops.backward);
+  const auto repeated = [&](ConstTensorView document) {
+    Shape shape = document.shape();
+    shape.dim[0] = kTokens * kDocuments;
+    const TensorView all = device.poisoned(shape, document.dtype());
+    for (std::int64_t d = 0; d < kDocuments; ++d)
+      copy_tensor(all.rows(d * kTokens, (d + 1) * kTokens), document, device.stream());
+    return all;
+  };
+  Ints cu;
+  for (std::int64_t d = 0; d <= kDocuments; ++d)
+    cu.push_back(static_cast<std::int32_t>(d * kTokens));
+  auto f = ops.forward;
+  f.q = repeated(f.q);
+  f.kvb = repeated(f.kvb);
+  f.kr = repeated(f.kr);
+  f.o = device.poisoned({kTokens * kDocuments, kHeads, 128}, DType::f32);
+  f.lse = device.poisoned({kHeads, kTokens * kDocuments}, DType::f32);
+  f.cu_seqlens = device.upload(cu, {kDocuments + 1});
+  auto b = ops.backward;
+  b.dq = device.poisoned(f.q.shape(), DType::bf16);
+  b.dkvb = device.poisoned(f.kvb.shape(), DType::bf16);
+  b.dkr = device.poisoned(f.kr.shape(), DType::bf16);
+  b.d_o = repeated(b.d_o);
+  b.o = f.o;
+  b.lse = f.lse;
+  b.q = f.q;
+  b.kvb = f.kvb;
+  b.kr = f.kr;
+  b.cu_seqlens = f.cu_seqlens;
+  REQUIRE(f.kvb.numel() > std::int64_t{1} << 31);
+  for (const KernelPath path : {KernelPath::automatic, KernelPath::plain}) {
+    device.context().path = path;
+    run(device.backend(), ops.forward);
+    run(device.backend(), ops.backward);
+    run(device.backend(), f);
+    run(device.backend(), b);
+    const auto check = [&](ConstTensorView all, ConstTensorView document) {
+      const auto want = download(document, device.stream());
+      for (const std::int64_t d : {std::int64_t{0}, kDocuments / 2, kDocuments - 1})
+        CHECK(same_bits(download(all.rows(d * kTokens, (d + 1) * kTokens), device.stream()).view(),
+                        want.view()));
+    };
+    check(f.o, ops.forward.o);
+    check(b.dq, ops.backward.dq);
+    check(b.dkvb, ops.backward.dkvb);
+    check(b.dkr, ops.backward.dkr);
+  }
+}
+
 namespace {
 
 // A tensor of normal numbers; a period that no size divides keeps it cheap to make.

@@ -77,8 +77,7 @@ void bench(std::int64_t T, std::int64_t H, std::vector<std::int32_t> cu) {
                             .cu_seqlens = cu_device.view()};
   const auto time_both = [&](const char* what) {
     const double a = median_ms(owner.stream(), [&] { run(owner.backend(), forward); });
-    const double b =
-        median_ms(owner.stream(), [&] { run(owner.backend(), backward); });
+    const double b = median_ms(owner.stream(), [&] { run(owner.backend(), backward); });
     std::printf(
         "TIME kda T=%ld H=%ld N=%ld %-8s forward %.3f ms  backward %.3f ms\n", T, H, N, what, a, b);
   };
