@@ -23,13 +23,14 @@ Generator::Generator(const config::Config& config,
       memory;  // kernels are chosen by sizes, so that a short window may need more than a long one
   for (std::int64_t window = std::min(kSmallestWindow, context_);;
        window = std::min(2 * window, context_)) {
-    const StepMemory m = measure_step(*assembly_.model,
-                                      *assembly_.params,
-                                      nullptr,
-                                      assembly_.device,
-                                      threads,
-                                      {.tokens = window, .step_tokens = window, .mtp = false},
-                                      RecomputePolicy{.all = true, .patterns = {}});
+    const StepMemory m =
+        measure_step(*assembly_.model,
+                     *assembly_.params,
+                     nullptr,
+                     assembly_.device,
+                     threads,
+                     {.tokens = window, .step_tokens = window, .most_documents = 2, .mtp = false},
+                     RecomputePolicy{.all = true, .patterns = {}});
     memory.scratch = std::max(memory.scratch, m.scratch);
     memory.transient = std::max(memory.transient, m.transient);
     memory.slot = std::max(memory.slot, m.slot);

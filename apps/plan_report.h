@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -10,7 +11,8 @@ namespace moesaic::apps {
 
 /// What a rank of the run allocates on its device, by a dry run on the backend that the configuration asks for (`auto`
 /// counts as a GPU), or on the CPU's where this build has no CUDA kernels; nothing for configurations that can be
-/// planned but not trained.
+/// planned but not trained. Documents count as kPlannedDocument tokens or longer; a run itself looks at its data.
+constexpr std::int64_t kPlannedDocument = 64;
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
 
 /// The tables of `moesaic plan`.

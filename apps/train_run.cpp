@@ -50,15 +50,18 @@ void TrainRun::say(const std::string& line) const {
 void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  train_ = open_tokens(config().data.train, config());
+  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   if (device.kind == Device::Kind::cuda) {
-    memory_plan_ = plan_memory(config(), device, precision_of(config().run, true), host_.size());
+    std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
+    if (valid_) documents.emplace_back(*valid_);
+    memory_plan_ =
+        plan_memory(config(), device, precision_of(config().run, true), documents, host_.size());
     check_memory();
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
   }
   assembly_ = assemble(config(), true, device);
-  train_ = open_tokens(config().data.train, config());
-  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
                      .world = device_world_ ? device_world_.get() : &host_,

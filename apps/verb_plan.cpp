@@ -44,11 +44,13 @@ int plan(const PlanArguments& arguments) {
 
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   if (!config::untrainable(config).empty()) return std::nullopt;
+  const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
   return plan_memory(config,
                      wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
                      precision_of(config.run, wants_cuda),
+                     {&documents, 1},
                      static_cast<int>(config.parallel.dp.value_or(1)));
 }
 

@@ -156,6 +156,13 @@ class ParameterStore {
   ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
   TensorView buffer(BufferId id) const;
 
+  // --- storages as a whole, for work that is the same for all their parameters
+  std::size_t num_storages() const noexcept { return storages_.size(); }
+  /// Parameters of a storage in the order of their rows; with members, each member holds all of them in turn.
+  std::span<const ParamId> params_of(StorageId id) const { return at(id).params; }
+  TensorView storage_weight(StorageId id) const { return at(id).weight; }
+  TensorView storage_master(StorageId id) const { return at(id).master; }
+
   // --- the logical side; member 0 for single tensors
   std::span<const ParameterSpec> params() const noexcept { return params_; }
   std::span<const BufferSpec> buffers() const noexcept { return buffers_; }
@@ -165,6 +172,10 @@ class ParameterStore {
   TensorView weight(ParamId id, std::int64_t member) const;
   TensorView master(ParamId id, std::int64_t member) const;
   TensorView gradient(ParamId id, std::int64_t member) const;
+  /// The same part of any memory with the layout of the whole storage (optimizer state).
+  TensorView part_of(const TensorView& storage, ParamId id, std::int64_t member) const {
+    return box(storage, id, member);
+  }
   StorageId storage_of(ParamId id) const {
     return param_place_[static_cast<std::size_t>(id.index)].storage;
   }

@@ -43,14 +43,21 @@ std::string MemoryPlan::table() const {
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
+                       std::span<const data::DocumentBound> documents,
                        int ranks) {
   ParameterStore params(precision);
   Model model(params, model_options(config.model, config.train));
   const std::vector<Phase> phases = make_phases(config);
   params.seal_pretend(device, ever_trained(phases, params));
   Optimizer optimizer(params, optimizer_options(config.optimizer));
-  const StepMemory step = measure_run(
-      config, phases, model, params, &optimizer, device, recompute_policy(config.activations));
+  const StepMemory step = measure_run(config,
+                                      phases,
+                                      documents,
+                                      model,
+                                      params,
+                                      &optimizer,
+                                      device,
+                                      recompute_policy(config.activations));
   const StepBuffers buffers = step_buffers(config, phases, model, params, ranks);
 
   MemoryPlan plan;

@@ -1,9 +1,11 @@
 #pragma once
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/config/config.h"
+#include "core/data/document_bound.h"
 #include "memory/buffer.h"
 
 namespace moesaic {
@@ -20,10 +22,12 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-/// Plans a configuration that can be trained. `ranks`: data-parallel ranks. No device is touched.
+/// Plans a configuration that can be trained. `documents`: of every source of batches. `ranks`: data-parallel ranks. No
+/// device is touched.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
+                       std::span<const data::DocumentBound> documents,
                        int ranks);
 
 }  // namespace moesaic

@@ -51,7 +51,8 @@ StepMemory measure_step(Model& model,
     named.moe->set_margins(margins, margins);
   }
   // The number of documents in a micro-batch is data: the extremes bound what ops take.
-  for (const std::int64_t documents : {std::int64_t{1}, tokens}) {
+  for (const std::int64_t documents :
+       {std::int64_t{1}, std::max<std::int64_t>(1, extents.most_documents)}) {
     const Sequence sequence = pretend_sequence(tokens, documents, extents.mtp, device);
     WeightGradients at_once;
     RunContext context{owner.backend(),
@@ -84,6 +85,7 @@ StepMemory measure_step(Model& model,
 
 StepMemory measure_run(const config::Config& config,
                        const std::vector<Phase>& phases,
+                       std::span<const data::DocumentBound> documents,
                        Model& model,
                        ParameterStore& params,
                        Optimizer* optimizer,
@@ -93,6 +95,10 @@ StepMemory measure_run(const config::Config& config,
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
     model.set_sparse_stage(phase.sparse);
+    std::int64_t most_documents = 0;
+    for (const auto& bound : documents)
+      most_documents =
+          std::max(most_documents, bound.in(config.train.micro_batch_size, phase.sequence_length));
     const StepMemory m =
         measure_step(model,
                      params,
@@ -101,6 +107,7 @@ StepMemory measure_run(const config::Config& config,
                      static_cast<int>(config.run.threads),
                      {.tokens = phase.sequence_length * config.train.micro_batch_size,
                       .step_tokens = phase.sequence_length * config.train.global_batch_size,
+                      .most_documents = most_documents,
                       .mtp = config.model.mtp.num_nextn_predict_layers > 0},
                      policy);
     most.scratch = std::max(most.scratch, m.scratch);

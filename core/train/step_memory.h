@@ -1,7 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "core/config/config.h"
+#include "core/data/document_bound.h"
 #include "core/model/model.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -28,9 +31,10 @@ StepBuffers step_buffers(const config::Config& config,
                          int ranks);
 
 struct StepExtents {
-  std::int64_t tokens = 0;       ///< of a micro-batch
-  std::int64_t step_tokens = 0;  ///< of the global batch
-  bool mtp = false;              ///< micro-batches carry targets of the MTP module
+  std::int64_t tokens = 0;          ///< of a micro-batch
+  std::int64_t step_tokens = 0;     ///< of the global batch
+  std::int64_t most_documents = 0;  ///< of a micro-batch
+  bool mtp = false;                 ///< micro-batches carry targets of the MTP module
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
@@ -46,6 +50,7 @@ StepMemory measure_step(Model& model,
 /// The most of every kind over all phases of a run.
 StepMemory measure_run(const config::Config& config,
                        const std::vector<Phase>& phases,
+                       std::span<const data::DocumentBound> documents,
                        Model& model,
                        ParameterStore& params,
                        Optimizer* optimizer,

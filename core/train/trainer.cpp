@@ -87,8 +87,11 @@ void Trainer::check_data() const {
 
 void Trainer::allocate() {
   const auto& config = *parts_.config;
+  std::vector<data::DocumentBound> documents{data::DocumentBound(*parts_.train)};
+  if (parts_.valid) documents.emplace_back(*parts_.valid);
   memory_ = measure_run(config,
                         phases_,
+                        documents,
                         *parts_.model,
                         *parts_.params,
                         parts_.optimizer,
@@ -131,6 +134,7 @@ void Trainer::enter_phase(const Phase& phase) {
   if (phase_ == phase.index) return;
   backend_->stream().synchronize();
   phase_ = phase.index;
+  prepared_step_ = -1;
   const auto& config = *parts_.config;
   const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
   parts_.model->plan({tokens}, parts_.recompute);
@@ -201,17 +205,24 @@ TensorView Trainer::some_gradient() const {
   return {};
 }
 
-void Trainer::load_batches(const Phase& phase) {
+// What step `step` (from 0) reads, a pure function of its number; made while the device is busy with the step before.
+void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
   const auto& train = parts_.config->train;
-  const std::int64_t first =
-      (step_ - phase.begin) * train.global_batch_size;  // step_ counts finished steps
+  const std::int64_t first = (step - phase.begin) * train.global_batch_size;
   const data::SampleRange share =
       data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+  prepared_.clear();
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
     const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
-    micro_batches_[i]->load(dataset_->batch({share.first + offset, train.micro_batch_size}),
-                            backend_->stream());
+    prepared_.push_back(dataset_->batch({share.first + offset, train.micro_batch_size}));
   }
+  prepared_step_ = step;
+}
+
+void Trainer::load_batches(const Phase& phase) {
+  if (prepared_step_ != step_) prepare_batches(phase, step_);  // step_ counts finished steps
+  for (std::size_t i = 0; i < micro_batches_.size(); ++i)
+    micro_batches_[i]->load(prepared_[i], backend_->stream());
 }
 
 // Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
@@ -307,6 +318,7 @@ StepStats Trainer::step() {
   update_balance(
       backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
 
+  if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
   StepStats stats;
   read_results(stats, scalars);
   ++step_;

@@ -91,6 +91,7 @@ class Trainer {
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
+  void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
   StepScalars count_batches(const Phase& phase);
   void reset_step_buffers();
@@ -115,6 +116,8 @@ class Trainer {
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   std::unique_ptr<Model::MicroBatch> activations_;
   std::unique_ptr<data::PackedDataset> dataset_;
+  std::vector<data::Batch> prepared_;  // of step prepared_step_
+  std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;
   WeightGradients at_once_;
   std::int64_t step_ = 0;
