@@ -218,6 +218,15 @@ TEST_CASE("grouped products on CUDA: all rows to one expert, one row, none", "[c
     check_tiled(both, routing_of({}, 9), 128, 192, result, false);
     check_tiled(both, routing_of({777}, 0), 320, 64, result, false);
   }
+  // Tiles of 64, 96, 128 and 192 rows, each with its own number of stages, and experts that need several.
+  const std::vector<std::int32_t> fewer[] = {{0, 17, 64, 90, 1, 33, 200, 0, 48},
+                                             {40, 0, 75, 97, 80},
+                                             {70, 80, 0, 100, 300, 16},
+                                             {130, 120, 150, 0, 200}};
+  for (const auto& rows : fewer) {
+    check_tiled(both, routing_of(rows, 0), 136, 840, DType::bf16, false);
+    check_tiled(both, routing_of(rows, 0), 264, 200, DType::f32, true);
+  }
   // More experts than the list's kernel has threads.
   std::vector<std::int32_t> many(2500);
   for (std::size_t e = 0; e < many.size(); ++e)
