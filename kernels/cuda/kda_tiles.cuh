@@ -84,6 +84,13 @@ __device__ __forceinline__ float decay_of(float g) {
   return g < -87.0f ? 0.0f : __expf(g);
 }
 
+/// Asks for `bytes` (a multiple of 16) to be brought into the L2 cache.
+__device__ __forceinline__ void prefetch_record(const std::byte* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(bytes)
+               : "memory");
+}
+
 /// Copies `bytes` (a multiple of 16) between shared memory and a record, all threads of the block.
 __device__ __forceinline__ void copy_to_record(
     std::byte* to, const void* from, int bytes, int thread, int threads) {

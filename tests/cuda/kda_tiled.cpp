@@ -10,9 +10,12 @@ namespace {
 
 constexpr std::int64_t kDim = 128;
 
-// Bounds of docs and literature for bf16 operands with f32 sums: 4e-3 to 6e-3 is usual for o and the states, more where
+// Bounds for bf16 operands with f32 sums: 4e-3 to 6e-3 is usual for o and the states, more where
 // keys repeat. Slices (one head, the last chunk of the longest document) have fewer elements to average over.
-constexpr double kOutput = 1e-2, kOperandGradient = 1.5e-2, kScalarGradient = 2e-2, kSlice = 1.5;
+// SPEC 1.5 measures 1.1e-2 to 1.6e-2 for such operands where keys are equal: updates of the state nearly cancel there, their
+// roundings do not.
+constexpr double kOutput = 1e-2, kOutputOfSimilarKeys = 1.6e-2, kOperandGradient = 1.5e-2,
+                 kScalarGradient = 2e-2, kSlice = 1.5;
 
 enum class Gate { usual, slow, none, bounded, mixed, extreme };
 enum class Keys { random, similar };
@@ -291,8 +294,9 @@ void check_case(Backends& both, const Case& c) {
                      end = c.cu[static_cast<std::size_t>(longest) + 1];
   const std::int64_t last_chunk = begin + (std::max<std::int64_t>(end - begin, 1) - 1) / 64 * 64;
   const char* names[] = {"o", "s_final", "dq", "dk", "dv", "dg", "dbeta", "ds0"};
-  const double bounds[] = {kOutput,
-                           kOutput,
+  const double output = c.keys == Keys::similar ? kOutputOfSimilarKeys : kOutput;
+  const double bounds[] = {output,
+                           output,
                            kOperandGradient,
                            kOperandGradient,
                            kOperandGradient,
@@ -336,6 +340,10 @@ TEST_CASE("KDA tensor-core kernels: document lengths", "[cuda]") {
               .s0 = false,
               .ds_final = false,
               .saved = true});
+  Case many{.cu = {0}, .heads = 3};  // enough chains for blocks of four warps in each scan
+  for (std::int32_t n = 0; n < 17; ++n)
+    many.cu.push_back(many.cu.back() + n * 5 % 23);
+  check_case(both, many);
   check_case(both, {.cu = {0, 0, 0}, .heads = 2});
 }
 

@@ -94,6 +94,7 @@ TEST_CASE("KDA tensor-core kernels: times", "[.bench]") {
   bench(8192, 32, {0, 8192});
   bench(8192, 96, {0, 8192});
   bench(8192, 32, {0, 1000, 3000, 3500, 8192});
+  bench(8192, 1, {0, 8192});  // the chain over the chunks, mostly
 }
 
 }  // namespace moesaic::test
