@@ -2,7 +2,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/device_communicator.h"
 #include "core/config/load.h"
 #include "core/model/model.h"
 #include "core/train/optimizer.h"
@@ -20,10 +20,18 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// Throws UsageError when the configuration asks for what cannot be trained, or for a device that is not there.
-Assembly assemble(const config::Config& config, bool for_training);
-/// run.device resolved: CUDA is refused with the list of ops that have no CUDA kernel yet.
-Device resolve_device(const config::RunConfig& run);
+/// Throws UsageError when the configuration asks for what cannot be trained.
+Assembly assemble(const config::Config& config, bool for_training, Device device);
+/// Throws UsageError with everything that the configuration asks for and this version cannot do.
+void check_trainable(const config::Config& config);
+
+/// run.device resolved for a rank, and made the calling thread's device. On GPUs the ranks of a machine take one each, in
+/// order. `auto` is a GPU when one is there that runs this build and every op has a kernel for it. Throws UsageError when
+/// CUDA is asked for and cannot be used, saying why, or when there are more ranks than GPUs without comm.share_gpu.
+Device resolve_device(const config::Config& config, int local_rank = 0, int local_size = 1);
+/// "cpu" or "cuda" of a command line, made the calling thread's device. Throws UsageError as resolve_device() does.
+Device device_from_name(const std::string& name);
+DeviceCommOptions device_comm_options(const config::Config& config);
 /// The files of data.train or data.valid as one source.
 std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
                                                      const config::Config& config);

@@ -16,16 +16,26 @@ constexpr std::int64_t kSmallestWindow = 32;
 Generator::Generator(const config::Config& config,
                      const std::filesystem::path& checkpoint,
                      bool average)
-    : assembly_(assemble(config, false)), context_(config.data.sequence_length) {
+    : assembly_(assemble(config, false, resolve_device(config))),
+      context_(config.data.sequence_length) {
   const int threads = static_cast<int>(config.run.threads);
-  const StepMemory memory =
-      measure_step(*assembly_.model,
-                   *assembly_.params,
-                   nullptr,
-                   assembly_.device,
-                   threads,
-                   {.tokens = context_, .step_tokens = context_, .mtp = false},
-                   RecomputePolicy{.all = true, .patterns = {}});
+  StepMemory
+      memory;  // kernels are chosen by sizes, so that a short window may need more than a long one
+  for (std::int64_t window = std::min(kSmallestWindow, context_);;
+       window = std::min(2 * window, context_)) {
+    const StepMemory m =
+        measure_step(*assembly_.model,
+                     *assembly_.params,
+                     nullptr,
+                     assembly_.device,
+                     threads,
+                     {.tokens = window, .step_tokens = window, .most_documents = 2, .mtp = false},
+                     RecomputePolicy{.all = true, .patterns = {}});
+    memory.scratch = std::max(memory.scratch, m.scratch);
+    memory.transient = std::max(memory.transient, m.transient);
+    memory.slot = std::max(memory.slot, m.slot);
+    if (window == context_) break;
+  }
   backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{.device = assembly_.device,
                                                                   .num_threads = threads,
                                                                   .scratch_bytes = memory.scratch,

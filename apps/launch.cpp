@@ -57,10 +57,10 @@ int run_before_mpi(const std::function<void()>& prepare) {
   }
 }
 
-int run_ranks(const std::function<int(Communicator& world)>& body) {
-  MpiEnvironment mpi;
+int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body) {
+  MpiEnvironment mpi(options);
   try {
-    return body(mpi.world());
+    return body({mpi.world(), mpi.local_rank(), mpi.local_size()});
   } catch (...) {
     const Failure failure = describe(std::current_exception());
     if (mpi.size() == 1) {

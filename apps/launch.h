@@ -8,9 +8,16 @@ namespace moesaic::apps {
 /// Rank of this process by the launcher's environment variables (Open MPI, PMIx, PMI, Slurm), 0 without a launcher.
 int launcher_rank();
 
+/// A rank of a job, and where it runs.
+struct RankPlace {
+  Communicator& world;  ///< all ranks, for host memory
+  int local_rank = 0;   ///< among the ranks of this machine
+  int local_size = 1;
+};
+
 /// Runs `body` on all ranks of an MPI job and returns its exit code. An error on one rank ends all ranks with that
 /// error's exit code and one message: rank 0's, or another rank's when rank 0 stays silent for two seconds.
-int run_ranks(const std::function<int(Communicator& world)>& body);
+int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body);
 
 /// Runs `prepare` before MPI starts; its errors are printed by rank 0 alone. Returns an exit code, 0 = go on.
 int run_before_mpi(const std::function<void()>& prepare);

@@ -94,9 +94,23 @@ Json phases(const ModelPlan& plan) {
   return all;
 }
 
+Json rank_memory(const std::optional<MemoryPlan>& rank) {
+  if (!rank) return nullptr;
+  Json parts;
+  for (const MemoryUse& use : rank->parts)
+    parts[use.tag] = use.bytes;
+  return {{"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
+          {"parts", parts},
+          {"communication", rank->communication},
+          {"runtime_estimate", rank->runtime},
+          {"total", rank->total()}};
+}
+
 }  // namespace
 
-std::string plan_json(const config::LoadedConfig& loaded, const ModelPlan& plan) {
+std::string plan_json(const config::LoadedConfig& loaded,
+                      const ModelPlan& plan,
+                      const std::optional<MemoryPlan>& rank) {
   Json notes = Json::array();
   for (const config::Problem& note : config::untrainable(loaded.config))
     notes.push_back({{"key", note.key}, {"message", note.message}});
@@ -112,6 +126,7 @@ std::string plan_json(const config::LoadedConfig& loaded, const ModelPlan& plan)
                  {"flops_per_token", flops(plan)},
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
+                 {"rank_memory", rank_memory(rank)},
                  {"notes", std::move(notes)}};
   return all.dump(2) + "\n";
 }

@@ -1,15 +1,28 @@
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/config/load.h"
 #include "core/model/plan.h"
+#include "core/train/memory_plan.h"
 
 namespace moesaic::apps {
 
+/// What a rank of the run allocates on its device, by a dry run on the backend that the configuration asks for (`auto`
+/// counts as a GPU), or on the CPU's where this build has no CUDA kernels; nothing for configurations that can be
+/// planned but not trained. Documents count as kPlannedDocument tokens or longer; a run itself looks at its data.
+constexpr std::int64_t kPlannedDocument = 64;
+std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
+
 /// The tables of `moesaic plan`.
-std::string plan_text(const config::LoadedConfig& loaded, const ModelPlan& plan);
+std::string plan_text(const config::LoadedConfig& loaded,
+                      const ModelPlan& plan,
+                      const std::optional<MemoryPlan>& rank);
 
 /// The same as JSON, every count a plain integer, keys in a fixed order.
-std::string plan_json(const config::LoadedConfig& loaded, const ModelPlan& plan);
+std::string plan_json(const config::LoadedConfig& loaded,
+                      const ModelPlan& plan,
+                      const std::optional<MemoryPlan>& rank);
 
 }  // namespace moesaic::apps

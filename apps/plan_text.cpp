@@ -220,9 +220,23 @@ std::string phases(const ModelPlan& plan) {
          table.text();
 }
 
+std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
+  const std::int64_t ranks = loaded.config.parallel.dp.value_or(1);
+  return fmt::format(
+      "Memory of a rank of {}, by a dry run of its steps on the {} backend; documents of at least "
+      "{} "
+      "tokens\n{}",
+      ranks,
+      memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
+      kPlannedDocument,
+      memory.table());
+}
+
 }  // namespace
 
-std::string plan_text(const config::LoadedConfig& loaded, const ModelPlan& plan) {
+std::string plan_text(const config::LoadedConfig& loaded,
+                      const ModelPlan& plan,
+                      const std::optional<MemoryPlan>& rank) {
   const config::ModelConfig& model = loaded.config.model;
   std::string text = fmt::format("{}: {}, {} layers, hidden {}, vocabulary {}\n\n",
                                  loaded.path,
@@ -232,6 +246,7 @@ std::string plan_text(const config::LoadedConfig& loaded, const ModelPlan& plan)
                                  model.vocab_size);
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
+  if (rank) text += rank_memory(loaded, *rank);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";
   return text + "no problems found\n";

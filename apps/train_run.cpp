@@ -8,16 +8,19 @@
 
 #include "apps/config_changes.h"
 #include "apps/version.h"
+#include "comm/device_communicator.h"
 #include "core/base/crc32c.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/data/entropy.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
+#include "memory/device_hooks.h"
 
 namespace moesaic::apps {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kGiB = 1024.0 * kMiB;
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::ofstream file(path, std::ios::trunc);
@@ -32,8 +35,8 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
-TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world)
-    : loaded_(loaded), resume_(resume), world_(world) {}
+TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place)
+    : loaded_(loaded), resume_(resume), place_(place), host_(place.world) {}
 TrainRun::~TrainRun() = default;
 
 std::filesystem::path TrainRun::checkpoints() const {
@@ -45,12 +48,23 @@ void TrainRun::say(const std::string& line) const {
 }
 
 void TrainRun::prepare() {
-  assembly_ = assemble(config(), true);
+  check_trainable(config());
+  const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
   train_ = open_tokens(config().data.train, config());
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
+  if (device.kind == Device::Kind::cuda) {
+    std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
+    if (valid_) documents.emplace_back(*valid_);
+    memory_plan_ =
+        plan_memory(config(), device, precision_of(config().run, true), documents, host_.size());
+    check_memory();
+    if (host_.size() > 1)
+      device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
+  }
+  assembly_ = assemble(config(), true, device);
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
-                     .world = &world_,
+                     .world = device_world_ ? device_world_.get() : &host_,
                      .params = assembly_.params.get(),
                      .model = assembly_.model.get(),
                      .optimizer = assembly_.optimizer.get(),
@@ -62,13 +76,29 @@ void TrainRun::prepare() {
                                                                      : Stream::Mode::worker});
 }
 
+// A run that does not fit says so before it starts anything.
+void TrainRun::check_memory() const {
+  const auto memory = cuda::device_memory(memory_plan_->device);
+  if (memory_plan_->total() <= memory.free) return;
+  throw ResourceError(fmt::format(
+      "this run needs {:.1f} GiB on {} ({}), which has {:.1f} of {:.1f} GiB free:\n{}Use more "
+      "GPUs, "
+      "a smaller train.micro_batch_size or data.sequence_length, or activations.recompute=[full].",
+      static_cast<double>(memory_plan_->total()) / kGiB,
+      to_string(memory_plan_->device),
+      cuda::device_name(memory_plan_->device),
+      static_cast<double>(memory.free) / kGiB,
+      static_cast<double>(memory.total) / kGiB,
+      memory_plan_->table()));
+}
+
 // After resuming was settled: a run that is refused leaves the folder as it was.
 void TrainRun::open_run_dir() {
   if (is_root()) {
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
   }
-  world_.barrier();
+  host_.barrier();
 }
 
 bool TrainRun::out_of_time() {
@@ -78,8 +108,8 @@ bool TrainRun::out_of_time() {
       std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start_)
           .count();
   // The ranks' clocks differ: all stop when one must.
-  return world_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0),
-                                ReduceOp::max) != 0;
+  return host_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0),
+                               ReduceOp::max) != 0;
 }
 
 void TrainRun::continue_from_checkpoint() {
@@ -88,7 +118,7 @@ void TrainRun::continue_from_checkpoint() {
   if (is_root()) {
     if (const auto latest = latest_checkpoint(checkpoints())) found = latest->path.string();
   }
-  world_.broadcast_host(found, 0);
+  host_.broadcast_host(found, 0);
   if (found.empty()) {
     if (resume_ == Resume::must)
       throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint",
@@ -158,7 +188,7 @@ void TrainRun::print_header() const {
   say(fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}",
                   c.run.dir,
                   c.run.seed,
-                  world_.size(),
+                  host_.size(),
                   c.run.threads,
                   to_string(assembly_.device),
                   name(assembly_.precision.compute)));
@@ -181,6 +211,20 @@ void TrainRun::print_header() const {
       memory += fmt::format(" {} {:.1f} MiB |", use.tag, static_cast<double>(use.bytes) / kMiB);
   }
   say(memory.substr(0, memory.find_last_not_of(" |") + 1));
+  if (assembly_.device.kind == Device::Kind::cuda) {
+    const auto driver = cuda::device_memory(assembly_.device);
+    const auto used = static_cast<double>(driver.total - driver.free),
+               planned = static_cast<double>(memory_plan_->total());
+    say(
+        fmt::format("device     {} | planned {:.2f} GiB, in use as the driver counts {:.2f} GiB "
+                    "({:+.1f} %) of {:.1f} GiB | exchange between ranks {}",
+                    cuda::device_name(assembly_.device),
+                    planned / kGiB,
+                    used / kGiB,
+                    100 * (used / planned - 1),
+                    static_cast<double>(driver.total) / kGiB,
+                    device_world_ ? "NCCL " + device_communicator_version() : "none"));
+  }
   say(fmt::format("checkpoint {} | every {} steps | keep last {}",
                   checkpoints().string(),
                   c.checkpoint.every,
@@ -195,7 +239,7 @@ void TrainRun::open_metrics() {
   RunHeader header;
   header.config_hash = fmt::format("{:08x}", crc32c(yaml.data(), yaml.size()));
   header.version = first_line(version_text());
-  header.ranks = world_.size();
+  header.ranks = host_.size();
   header.start_step = trainer_->steps_done();
   header.texts["device"] = to_string(assembly_.device);
   header.texts["precision"] = name(assembly_.precision.compute);
@@ -205,6 +249,11 @@ void TrainRun::open_metrics() {
 }
 
 void TrainRun::report(const StepStats& stats) {
+  if (!reported_) {
+    const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
+    say(fmt::format("started    first step done {:.1f} s after the start", since.count()));
+    reported_ = true;
+  }
   StepRecord record;
   record.step = stats.step;
   record.steps = config().train.steps;
@@ -255,7 +304,7 @@ void TrainRun::save() {
     if (metrics_) metrics_->event("save", last_saved_);
     say(fmt::format("step {} | save {}", last_saved_, checkpoints().string()));
   }
-  world_.barrier();
+  host_.barrier();
 }
 
 double TrainRun::report_eval(bool whole) {

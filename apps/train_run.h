@@ -2,14 +2,16 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/assembly.h"
 #include "apps/file_lock.h"
-#include "comm/communicator.h"
+#include "apps/launch.h"
 #include "core/config/load.h"
+#include "core/train/memory_plan.h"
 #include "core/train/metrics.h"
 
 namespace moesaic::apps {
@@ -20,16 +22,17 @@ enum class Resume { automatic, must, never };
 /// saves, and says on rank 0 what it does.
 class TrainRun {
  public:
-  TrainRun(const config::LoadedConfig& loaded, Resume resume, Communicator& world);
+  TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place);
   ~TrainRun();
   /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
   int execute();
 
  private:
   const config::Config& config() const { return loaded_.config; }
-  bool is_root() const { return world_.rank() == 0; }
+  bool is_root() const { return host_.rank() == 0; }
   void say(const std::string& line) const;
   void prepare();
+  void check_memory() const;
   void lock_run_dir();
   void continue_from_checkpoint();
   void report_changes(const std::string& checkpoint) const;
@@ -45,7 +48,10 @@ class TrainRun {
 
   const config::LoadedConfig& loaded_;
   Resume resume_;
-  Communicator& world_;
+  RankPlace place_;
+  Communicator& host_;  // of all ranks, for host memory
+  std::optional<MemoryPlan> memory_plan_;
+  std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
   std::shared_ptr<const data::TokenSource> train_, valid_;
   std::unique_ptr<Trainer> trainer_;
@@ -53,6 +59,7 @@ class TrainRun {
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
   std::int64_t last_saved_ = -1;
+  bool reported_ = false;
   std::vector<std::pair<std::int64_t, double>>
       phase_flops_;  ///< last step, training FLOPs per token
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -15,14 +15,18 @@ DType dtype_from_name(const std::string& name) {
 }
 
 void add_ops(CLI::App& bench, Action& action) {
-  CLI::App* verb =
-      bench.add_subcommand("ops", "Time every op on shapes of small models, with random data");
+  CLI::App* verb = bench.add_subcommand(
+      "ops",
+      "Time every op with random data: shapes of small models on the CPU, of large ones on a GPU");
   const auto options = std::make_shared<bench::OpsOptions>();
-  const auto dtype = std::make_shared<std::string>("f32");
+  const auto dtype = std::make_shared<std::string>();
   verb->add_option("--only", options->only, "Only cases whose name contains this text");
-  verb->add_option("--dtype", *dtype, "Type of activations and weights")
-      ->check(CLI::IsMember({"f32", "bf16", "f64"}))
-      ->capture_default_str();
+  verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
+  verb->add_flag("--plain", options->plain, "CUDA ops take the kernels for any size");
+  verb->add_option("--dtype",
+                   *dtype,
+                   "Type of activations and weights; without it f32 on the CPU, bf16 on a GPU")
+      ->check(CLI::IsMember({"f32", "bf16", "f64"}));
   verb->add_option("--threads", options->num_threads, "Threads of the CPU backend")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -30,7 +34,8 @@ void add_ops(CLI::App& bench, Action& action) {
   verb->footer("Example:\n  moesaic bench ops --only kda\n");
   verb->callback([&action, options, dtype] {
     action = [options, dtype] {
-      options->dtype = dtype_from_name(*dtype);
+      options->dtype =
+          dtype->empty() && options->device == "cuda" ? DType::bf16 : dtype_from_name(*dtype);
       return bench::bench_ops(*options, std::cout);
     };
   });

@@ -86,6 +86,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_option("--seed", a->sampling.seed, "The same seed gives the same text")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")
       ->check(CLI::NonNegativeNumber)

@@ -6,8 +6,12 @@
 
 #include "apps/plan_report.h"
 #include "apps/verb.h"
+#include "core/config/check.h"
 #include "core/config/load.h"
+#include "core/model/from_config.h"
 #include "core/model/plan.h"
+#include "kernels/ops/op_list.h"
+#include "memory/device_hooks.h"
 
 namespace moesaic::apps {
 namespace {
@@ -29,12 +33,26 @@ int plan(const PlanArguments& arguments) {
   if (arguments.effective) {
     std::cout << config::effective_yaml(loaded);
   } else {
-    std::cout << (arguments.json ? plan_json(loaded, result) : plan_text(loaded, result));
+    const auto rank = plan_rank_memory(loaded.config);
+    std::cout << (arguments.json ? plan_json(loaded, result, rank)
+                                 : plan_text(loaded, result, rank));
   }
   return 0;
 }
 
 }  // namespace
+
+std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
+  if (!config::untrainable(config).empty()) return std::nullopt;
+  const data::DocumentBound documents(kPlannedDocument);
+  const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
+  const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
+  return plan_memory(config,
+                     wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
+                     precision_of(config.run, wants_cuda),
+                     {&documents, 1},
+                     static_cast<int>(config.parallel.dp.value_or(1)));
+}
 
 void add_plan(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand(

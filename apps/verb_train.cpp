@@ -26,8 +26,11 @@ int train(const TrainArguments& arguments) {
   const int problem = run_before_mpi(
       [&] { loaded = config::load_config(arguments.config.path, arguments.config.overrides); });
   if (problem != 0) return problem;
-  return run_ranks([&](Communicator& world) {
-    TrainRun run(loaded, resume_of(arguments.resume), world);
+  CommOptions options;
+  if (loaded.config.comm.reduction == config::ReductionOrder::library)
+    options.reduction = Reduction::library;
+  return run_ranks(options, [&](const RankPlace& place) {
+    TrainRun run(loaded, resume_of(arguments.resume), place);
     return run.execute();
   });
 }

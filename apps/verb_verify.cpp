@@ -17,6 +17,11 @@ void add_verify(CLI::App& app, Action& action) {
       ->required();
   verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", options->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->add_option(
+          "--path",
+          options->path,
+          "Kernels of the CUDA ops: auto (by sizes and types) or plain (the ones for any size)")
+      ->capture_default_str();
   verb->add_option("--threads",
                    options->num_threads,
                    "Threads of the CPU backend; results do not depend on it")

@@ -37,8 +37,11 @@ BackendOwner::BackendOwner(const Options& options) {
     backend_ = std::make_unique<Backend>(CpuContext{impl_->stream, impl_->scratch, impl_->pool});
   } else {
     const int sms = options.mode == Stream::Mode::dry ? 0 : cuda::multiprocessors(options.device);
-    backend_ =
-        std::make_unique<Backend>(CudaContext{impl_->stream, impl_->scratch, impl_->blas_lt, sms});
+    backend_ = std::make_unique<Backend>(CudaContext{.stream = impl_->stream,
+                                                     .scratch = impl_->scratch,
+                                                     .blas_lt = impl_->blas_lt,
+                                                     .num_sms = sms,
+                                                     .path = options.path});
   }
 }
 
@@ -51,10 +54,12 @@ Arena& BackendOwner::scratch() noexcept {
 }
 
 void BackendOwner::observe(OpObserver* observer) {
-  auto* cpu = std::get_if<CpuContext>(backend_.get());
-  MOESAIC_CHECK(cpu != nullptr, "only the CPU backend shows its ops to an observer");
   impl_->stream.synchronize();
-  cpu->observer = observer;
+  std::visit([observer](auto& context) { context.observer = observer; }, *backend_);
+}
+
+void BackendOwner::observe_paths(PathObserver* observer) {
+  if (auto* context = std::get_if<CudaContext>(backend_.get())) context->paths = observer;
 }
 
 }  // namespace moesaic

@@ -16,6 +16,7 @@ class BackendOwner {
     int num_threads = 1;            ///< CPU only
     std::size_t scratch_bytes = 0;  ///< 0 = a measuring arena (dry runs)
     std::string name = "main";
+    KernelPath path = KernelPath::automatic;  ///< CUDA only
   };
   explicit BackendOwner(const Options& options);
   ~BackendOwner();
@@ -25,8 +26,11 @@ class BackendOwner {
   Backend& backend() noexcept { return *backend_; }
   Stream& stream() noexcept;
   Arena& scratch() noexcept;
-  /// Shows every later op to `observer` until it is called with null. CPU only; waits for the stream.
+  /// Shows every later op to `observer` until it is called with null. Waits for the stream.
   void observe(OpObserver* observer);
+  /// Tells `observer` of every later choice between kernels, until it is called with null. CUDA only: the CPU has one
+  /// kernel per op and tells nothing.
+  void observe_paths(PathObserver* observer);
 
  private:
   struct Impl;

@@ -1,16 +1,7 @@
 // The CUDA overloads of launch() in a build without the toolkit. They are never reached: a CUDA stream cannot be made
 // there (memory/cuda_absent.cpp).
 #include "kernels/cuda_handles.h"
-#include "kernels/ops/adamw.h"
-#include "kernels/ops/balance.h"
-#include "kernels/ops/gemm.h"
-#include "kernels/ops/muon.h"
-#include "kernels/ops/op.h"
-#include "kernels/ops/permute.h"
-#include "kernels/ops/rms_norm.h"
-#include "kernels/ops/router.h"
-#include "kernels/ops/topk.h"
-#include "kernels/ops/vocab_loss.h"
+#include "kernels/ops/op_list.h"
 
 namespace moesaic {
 namespace {
@@ -19,81 +10,85 @@ namespace {
 }
 }  // namespace
 
-void launch(CudaContext&, const AdamW&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceHistogram&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceBiasFromHistogram&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceMargins&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceBiasExact&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceBiasSign&) {
-  absent();
-}
-void launch(CudaContext&, const AccumulateCounts&) {
-  absent();
-}
-void launch(CudaContext&, const BalanceFrequency&) {
-  absent();
-}
-void launch(CudaContext&, const Gemm&) {
-  absent();
-}
-void launch(CudaContext&, const MuonUpdate&) {
-  absent();
-}
-void launch(CudaContext&, const NewtonSchulz&) {
-  absent();
-}
-void launch(CudaContext&, const RmsNormForward&) {
-  absent();
-}
-void launch(CudaContext&, const RmsNormBackward&) {
-  absent();
-}
-void launch(CudaContext&, const DispatchPlan&) {
-  absent();
-}
-void launch(CudaContext&, const GatherRows&) {
-  absent();
-}
-void launch(CudaContext&, const CombineRows&) {
-  absent();
-}
-void launch(CudaContext&, const RowWeightForward&) {
-  absent();
-}
-void launch(CudaContext&, const RowWeightBackward&) {
-  absent();
-}
-void launch(CudaContext&, const RouterForward&) {
-  absent();
-}
-void launch(CudaContext&, const ExpertCapacity&) {
-  absent();
-}
-void launch(CudaContext&, const RouterLossForward&) {
-  absent();
-}
-void launch(CudaContext&, const RouterBackward&) {
-  absent();
-}
-void launch(CudaContext&, const TopK&) {
-  absent();
-}
-void launch(CudaContext&, const CrossEntropy&) {
-  absent();
-}
-void launch(CudaContext&, const VocabDivergence&) {
-  absent();
-}
+// One line per op of op_list.h; a build without CUDA that lacks one does not link.
+#define MOESAIC_ABSENT(Op)                \
+  void launch(CudaContext&, const Op&) { \
+    absent();                             \
+  }
+MOESAIC_ABSENT(Accumulate)
+MOESAIC_ABSENT(AccumulateCounts)
+MOESAIC_ABSENT(AdamW)
+MOESAIC_ABSENT(Add)
+MOESAIC_ABSENT(AttentionBackward)
+MOESAIC_ABSENT(AttentionForward)
+MOESAIC_ABSENT(AttnResBackward)
+MOESAIC_ABSENT(AttnResForward)
+MOESAIC_ABSENT(BalanceBiasExact)
+MOESAIC_ABSENT(BalanceBiasFromHistogram)
+MOESAIC_ABSENT(BalanceBiasSign)
+MOESAIC_ABSENT(BalanceFrequency)
+MOESAIC_ABSENT(BalanceHistogram)
+MOESAIC_ABSENT(BalanceMargins)
+MOESAIC_ABSENT(Cast)
+MOESAIC_ABSENT(ClipFactor)
+MOESAIC_ABSENT(CombineRows)
+MOESAIC_ABSENT(ConcatColumns)
+MOESAIC_ABSENT(CrossEntropy)
+MOESAIC_ABSENT(DequantizeFp8Block)
+MOESAIC_ABSENT(DequantizeMx)
+MOESAIC_ABSENT(DispatchPlan)
+MOESAIC_ABSENT(EmbeddingBackward)
+MOESAIC_ABSENT(EmbeddingForward)
+MOESAIC_ABSENT(ExpertCapacity)
+MOESAIC_ABSENT(Fill)
+MOESAIC_ABSENT(GatedRmsNormBackward)
+MOESAIC_ABSENT(GatedRmsNormForward)
+MOESAIC_ABSENT(GatherRows)
+MOESAIC_ABSENT(Gemm)
+MOESAIC_ABSENT(GluBackward)
+MOESAIC_ABSENT(GluForward)
+MOESAIC_ABSENT(GroupedLinearBackwardInput)
+MOESAIC_ABSENT(GroupedLinearBackwardWeight)
+MOESAIC_ABSENT(GroupedLinearForward)
+MOESAIC_ABSENT(GuardFinite)
+MOESAIC_ABSENT(IndexerLoss)
+MOESAIC_ABSENT(IndexerSelect)
+MOESAIC_ABSENT(InitialValues)
+MOESAIC_ABSENT(KdaChunkBackward)
+MOESAIC_ABSENT(KdaChunkForward)
+MOESAIC_ABSENT(KdaPrepareBackward)
+MOESAIC_ABSENT(KdaPrepareForward)
+MOESAIC_ABSENT(KdaStep)
+MOESAIC_ABSENT(L2NormBackward)
+MOESAIC_ABSENT(L2NormForward)
+MOESAIC_ABSENT(LayerNormBackward)
+MOESAIC_ABSENT(LayerNormForward)
+MOESAIC_ABSENT(MemberScalars)
+MOESAIC_ABSENT(MovingAverage)
+MOESAIC_ABSENT(MuonUpdate)
+MOESAIC_ABSENT(NewtonSchulz)
+MOESAIC_ABSENT(QkClip)
+MOESAIC_ABSENT(QuantizeFp8Block)
+MOESAIC_ABSENT(QuantizeMx)
+MOESAIC_ABSENT(RmsNormBackward)
+MOESAIC_ABSENT(RmsNormForward)
+MOESAIC_ABSENT(Rope)
+MOESAIC_ABSENT(RouterBackward)
+MOESAIC_ABSENT(RouterForward)
+MOESAIC_ABSENT(RouterLossForward)
+MOESAIC_ABSENT(RowWeightBackward)
+MOESAIC_ABSENT(RowWeightForward)
+MOESAIC_ABSENT(Scale)
+MOESAIC_ABSENT(ShortConvBackward)
+MOESAIC_ABSENT(ShortConvForward)
+MOESAIC_ABSENT(ShortConvTail)
+MOESAIC_ABSENT(SigmoidGateBackward)
+MOESAIC_ABSENT(SigmoidGateForward)
+MOESAIC_ABSENT(SplitColumns)
+MOESAIC_ABSENT(SumOfSquares)
+MOESAIC_ABSENT(TopK)
+MOESAIC_ABSENT(VocabDivergence)
+#undef MOESAIC_ABSENT
 
 namespace cuda {
 void* create_blas_lt(Device) {

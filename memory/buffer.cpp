@@ -53,6 +53,7 @@ struct Buffer::Block {
   Device device;
   MemoryKind kind = MemoryKind::device;
   std::string tag;
+  bool is_pretend = false;
 
   Block(std::size_t n, Device where, std::string what, MemoryKind k)
       : bytes(n), device(where), kind(k), tag(std::move(what)) {
@@ -73,8 +74,14 @@ struct Buffer::Block {
     const std::lock_guard lock(ledger().mutex);
     ledger().bytes_by_tag[tag] += bytes;
   }
+  struct Pretend {};
+  Block(Pretend, std::size_t n, Device where)
+      : data(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 42)),
+        bytes(n),
+        device(where),
+        is_pretend(true) {}
   ~Block() {
-    if (data == nullptr) return;
+    if (data == nullptr || is_pretend) return;
     if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
       cuda::release(data, kind);
     } else {
@@ -89,6 +96,11 @@ struct Buffer::Block {
 
 Buffer::Buffer(std::size_t bytes, Device device, const std::string& tag, MemoryKind kind)
     : block_(std::make_shared<Block>(bytes, device, tag, kind)) {}
+Buffer Buffer::pretend(std::size_t bytes, Device device) {
+  Buffer buffer;
+  buffer.block_ = std::make_shared<Block>(Block::Pretend{}, bytes, device);
+  return buffer;
+}
 std::byte* Buffer::data() const noexcept {
   return block_ ? block_->data : nullptr;
 }
@@ -103,6 +115,11 @@ TensorView Buffer::view(Shape shape, DType dtype, std::size_t offset) const {
   MOESAIC_CHECK(offset + byte_size(dtype) * static_cast<std::size_t>(shape.numel()) <= bytes(),
                 "view outside its buffer");
   return {data() + offset, dtype, shape, device()};
+}
+
+Buffer make_host_buffer(std::size_t bytes, Device device, const std::string& tag) {
+  const bool pinned = device.kind == Device::Kind::cuda;
+  return {bytes, kCpu, tag, pinned ? MemoryKind::pinned_host : MemoryKind::pageable_host};
 }
 
 std::vector<MemoryUse> memory_in_use() {

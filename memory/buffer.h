@@ -22,6 +22,8 @@ class Buffer {
          Device device,
          const std::string& tag,
          MemoryKind kind = MemoryKind::device);
+  /// Nothing is allocated or charged: views look real and are never read. For dry runs, which find out what a run needs.
+  static Buffer pretend(std::size_t bytes, Device device);
   std::byte* data() const noexcept;
   std::size_t bytes() const noexcept;
   Device device() const noexcept;
@@ -33,6 +35,9 @@ class Buffer {
  private:
   std::shared_ptr<Block> block_;
 };
+
+/// Host memory for what is copied to or from `device`: pinned for a GPU, so that the copies need not wait.
+Buffer make_host_buffer(std::size_t bytes, Device device, const std::string& tag);
 
 struct MemoryUse {
   std::string tag;

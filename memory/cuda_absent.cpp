@@ -9,8 +9,23 @@ namespace {
 }
 }  // namespace
 
+bool is_built() noexcept {
+  return false;
+}
 int device_count() noexcept {
   return 0;
+}
+std::string device_problem(Device) {
+  return "this moesaic was built without CUDA; build with -DMOESAIC_CUDA=ON, or use the CPU";
+}
+std::string device_name(Device) {
+  absent();
+}
+void select_device(Device) {
+  absent();
+}
+DeviceMemory device_memory(Device) {
+  absent();
 }
 void* allocate(std::size_t, Device, MemoryKind) {
   absent();
@@ -23,7 +38,7 @@ void destroy_stream(void*) noexcept {}
 void synchronize_stream(void*) {
   absent();
 }
-void* create_event(Device) {
+void* create_event(Device, bool) {
   absent();
 }
 void destroy_event(void*) noexcept {}
@@ -37,6 +52,9 @@ bool event_reached(void*) {
   absent();
 }
 void synchronize_event(void*) {
+  absent();
+}
+double elapsed_seconds(void*, void*) {
   absent();
 }
 void copy_async(void*, const void*, std::size_t, void*) {

@@ -2,25 +2,41 @@
 // What memory/ needs from a device runtime. cuda/ implements it with the toolkit, cuda_absent.cpp without: it throws
 // UsageError("built without CUDA").
 #include <cstddef>
+#include <string>
 
 #include "core/base/tensor.h"
 #include "memory/buffer.h"
 
 namespace moesaic::cuda {
 
+bool is_built() noexcept;     ///< whether this program holds CUDA code
 int device_count() noexcept;  ///< 0 without CUDA, without a driver or without a device
+/// Why `device` cannot run this build (not built with CUDA, no driver or too old a one, no such device, another
+/// architecture than the kernels were compiled for), with what to do; empty when it can.
+std::string device_problem(Device device);
+/// "NVIDIA H200".
+std::string device_name(Device device);
+/// Makes `device` the calling thread's current one, so that whatever the thread allocates or asks for belongs to it.
+void select_device(Device device);
+/// Bytes of the device as the driver counts them, whoever uses them.
+struct DeviceMemory {
+  std::size_t free = 0, total = 0;
+};
+DeviceMemory device_memory(Device device);
 void* allocate(std::size_t bytes, Device device, MemoryKind kind);
 void release(void* data, MemoryKind kind) noexcept;
 
 void* create_stream(Device device);
 void destroy_stream(void* stream) noexcept;
 void synchronize_stream(void* stream);
-void* create_event(Device device);
+void* create_event(Device device, bool timed = false);
 void destroy_event(void* event) noexcept;
 void record_event(void* event, void* stream);
 void wait_event(void* stream, void* event);
 bool event_reached(void* event);
 void synchronize_event(void* event);
+/// Between two timed events that were reached.
+double elapsed_seconds(void* from, void* to);
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream);
 void fill_async(void* data, int byte, std::size_t bytes, void* stream);
 

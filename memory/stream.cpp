@@ -1,5 +1,6 @@
 #include "memory/stream.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -49,6 +50,34 @@ struct Event::Impl {
   std::uint64_t recorded = 0;
   std::uint64_t done = 0;
 };
+
+struct Timestamp::Impl {
+  explicit Impl(Device d) : reached(d) {
+    if (d.kind == Device::Kind::cuda) native = cuda::create_event(d, true);
+  }
+  ~Impl() {
+    if (native != nullptr) cuda::destroy_event(native);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Event reached;  // on the CPU: when `time` may be read
+  void* native = nullptr;
+  std::chrono::steady_clock::time_point time;
+};
+
+Timestamp::Timestamp(Device device) : impl_(std::make_shared<Impl>(device)) {}
+
+double seconds_between(const Timestamp& from, const Timestamp& to) {
+  if (to.impl_->native != nullptr) {
+    cuda::synchronize_event(from.impl_->native);
+    cuda::synchronize_event(to.impl_->native);
+    return cuda::elapsed_seconds(from.impl_->native, to.impl_->native);
+  }
+  from.impl_->reached.wait_on_host();
+  to.impl_->reached.wait_on_host();
+  return std::chrono::duration<double>(to.impl_->time - from.impl_->time).count();
+}
 
 Event::Event(Device device) : impl_(std::make_shared<Impl>(device)) {}
 
@@ -153,6 +182,13 @@ void Stream::record(Event& event) {
   if (impl_->native != nullptr) return cuda::record_event(event.impl_->native, impl_->native);
   const auto record = event.impl_->next_record();
   impl_->add([e = event.impl_, record] { e->reach(record); }, true);
+}
+
+void Stream::record(Timestamp& timestamp) {
+  if (impl_->mode == Mode::dry) return;
+  if (impl_->native != nullptr) return cuda::record_event(timestamp.impl_->native, impl_->native);
+  impl_->add([t = timestamp.impl_] { t->time = std::chrono::steady_clock::now(); }, true);
+  record(timestamp.impl_->reached);
 }
 
 void Stream::wait(const Event& event) {

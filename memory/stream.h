@@ -23,6 +23,21 @@ class Event {
   std::shared_ptr<Impl> impl_;
 };
 
+/// A point in a stream's order that remembers when it was reached. Recorded once per measurement.
+class Timestamp {
+ public:
+  explicit Timestamp(Device device);
+  struct Impl;
+
+ private:
+  friend class Stream;
+  friend double seconds_between(const Timestamp& from, const Timestamp& to);
+  std::shared_ptr<Impl> impl_;
+};
+/// Time between two points of one device, by the device's own clock. Blocks the host until both were reached; both
+/// must have been recorded.
+double seconds_between(const Timestamp& from, const Timestamp& to);
+
 /// An in-order queue of work. A CPU stream is a worker thread with a queue; streams order each other by events exactly
 /// as in CUDA. An exception thrown by a task is kept and rethrown by the next synchronize(); later tasks are dropped.
 class Stream {
@@ -34,7 +49,8 @@ class Stream {
 
   /// CPU streams only: adds a task at the end.
   void enqueue(std::function<void()> task);
-  void record(Event& event);      ///< `event` is reached when all earlier work here is done
+  void record(Event& event);  ///< `event` is reached when all earlier work here is done
+  void record(Timestamp& timestamp);
   void wait(const Event& event);  ///< later work here starts after `event`; does not block the host
   void synchronize();  ///< blocks the host until the queue is empty; rethrows a task's exception
   Device device() const noexcept;

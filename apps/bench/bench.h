@@ -17,12 +17,15 @@ struct StepOptions {
 int bench_step(const config::LoadedConfig& loaded, const StepOptions& options, std::ostream& out);
 
 struct OpsOptions {
-  std::string only;  ///< part of an op's name; empty = all
+  std::string only;            ///< part of an op's name; empty = all
+  std::string device = "cpu";  ///< cpu: sizes of small models; cuda: sizes of large ones
   DType dtype = DType::f32;
+  bool plain = false;  ///< CUDA ops take the kernels for any size
   int num_threads = 1;
   bool json = false;
 };
-/// Times every op on shapes of small models, on random data.
+/// Times every op on random data. On a GPU, rates are compared with a copy and a product measured in the same run, and
+/// the kernel that ran is named where an op has several.
 int bench_ops(const OpsOptions& options, std::ostream& out);
 
 }  // namespace moesaic::bench

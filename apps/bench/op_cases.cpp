@@ -11,6 +11,7 @@
 #include "kernels/ops/gated_norm.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
+#include "kernels/ops/initial_values.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
@@ -22,118 +23,128 @@ namespace moesaic::bench {
 
 TensorView OpCases::memory(Shape shape, DType dtype) {
   const auto bytes = byte_size(dtype) * static_cast<std::size_t>(shape.numel());
-  return memory_.emplace_back(bytes, kCpu, "bench").view(shape, dtype);
+  return memory_.emplace_back(bytes, device(), "bench").view(shape, dtype);
 }
 
 TensorView OpCases::random(Shape shape, DType dtype, double scale, double offset) {
   const TensorView view = memory(shape, dtype);
-  ++seed_;
-  dispatch_float(dtype, [&]<class T>(TypeTag<T>) {
-    for (std::int64_t i = 0; i < view.numel(); ++i) {
-      view.as<T>()[i] = T(static_cast<acc_t<T>>(
-          offset + scale * standard_normal(seed_, static_cast<std::uint64_t>(i))));
-    }
-  });
+  moesaic::run(backend_, InitialValues{.y = view, .a = scale, .b = offset, .key = ++seed_});
+  return view;
+}
+
+TensorView OpCases::upload(const std::vector<std::int32_t>& values, Shape shape) {
+  const TensorView view = memory(shape, DType::i32);
+  copy_tensor(view,
+              ConstTensorView(reinterpret_cast<const std::byte*>(values.data()), DType::i32, shape),
+              stream_of(backend_));
+  stream_of(backend_).synchronize();
   return view;
 }
 
 TensorView OpCases::integers(Shape shape, std::int64_t limit) {
-  const TensorView view = memory(shape, DType::i32);
   ++seed_;
-  for (std::int64_t i = 0; i < view.numel(); ++i) {
-    view.as<std::int32_t>()[i] = static_cast<std::int32_t>(
-        uniform(seed_, static_cast<std::uint64_t>(i)) * static_cast<double>(limit));
-  }
-  return view;
+  std::vector<std::int32_t> values(static_cast<std::size_t>(shape.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<std::int32_t>(uniform(seed_, i) * static_cast<double>(limit));
+  return upload(values, shape);
 }
 
 TensorView OpCases::documents(std::int64_t tokens, std::int64_t count) {
-  const TensorView cu = memory({count + 1}, DType::i32);
+  std::vector<std::int32_t> cu;
   for (std::int64_t i = 0; i <= count; ++i)
-    cu.as<std::int32_t>()[i] = static_cast<std::int32_t>(tokens * i / count);
-  return cu;
+    cu.push_back(static_cast<std::int32_t>(tokens * i / count));
+  return upload(cu, {count + 1});
+}
+
+void OpCases::products(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const TensorView x = activation({m, k}), w = activation({n, k}), y = activation({m, n});
+  add(linear_forward(y, x, w), fmt::format("forward {}x{}x{}", m, n, k));
+  add(linear_backward_input(activation({m, k}), y, w),
+      fmt::format("backward input {}x{}x{}", m, k, n));
+  add(linear_backward_weight(statistic({n, k}), y, x),
+      fmt::format("backward weight {}x{}x{}", n, k, m));
 }
 
 void OpCases::add_products() {
-  struct Sizes {
-    std::int64_t m, n, k;
-  };
   if (!wanted(Gemm::kName)) return;
-  for (const Sizes s : {Sizes{1024, 160, 160},
-                        {1024, 448, 160},
-                        {1024, 512, 512},
-                        {1024, 1408, 512},
-                        {1024, 1024, 1024}}) {
-    const TensorView x = activation({s.m, s.k}), w = activation({s.n, s.k}),
-                     y = activation({s.m, s.n});
-    add(linear_forward(y, x, w), fmt::format("forward {}x{}x{}", s.m, s.n, s.k));
-    add(linear_backward_input(activation({s.m, s.k}), y, w),
-        fmt::format("backward input {}x{}x{}", s.m, s.k, s.n));
-    add(linear_backward_weight(statistic({s.n, s.k}), y, x),
-        fmt::format("backward weight {}x{}x{}", s.n, s.k, s.m));
-  }
+  products(1024, 160, 160);
+  products(1024, 448, 160);
+  products(1024, 512, 512);
+  products(1024, 1408, 512);
+  products(1024, 1024, 1024);
 }
 
 void OpCases::add_elementwise() {
-  constexpr std::int64_t kTokens = 1024, kHidden = 512, kWidth = 1408, kHeads = 8, kHead = 64,
-                         kVocabulary = 4096;
+  elementwise({.tokens = 1024,
+               .hidden = 512,
+               .width = 1408,
+               .heads = 8,
+               .head = 64,
+               .vocabulary = 4096,
+               .loss_rows = 1024});
+}
+
+void OpCases::elementwise(const ModelSizes& s) {
+  const std::int64_t tokens = s.tokens, hidden_size = s.hidden, width = s.width,
+                     num_heads = s.heads, head_width = s.head, vocabulary = s.vocabulary;
   const auto text = [](std::int64_t a, std::int64_t b) { return fmt::format("{}x{}", a, b); };
-  const Shape hidden{kTokens, kHidden}, heads{kTokens, kHeads, kHead};
+  const std::string heads_text = fmt::format("{}x{}x{}", tokens, num_heads, head_width);
+  const Shape hidden{tokens, hidden_size}, heads{tokens, num_heads, head_width};
   if (wanted("rms_norm")) {
-    const TensorView x = activation(hidden), weight = statistic({kHidden}),
-                     inv = random({kTokens}, stats_, 0.01, 1);
+    const TensorView x = activation(hidden), weight = statistic({hidden_size}),
+                     inv = random({tokens}, stats_, 0.01, 1);
     add(RmsNormForward{.y = activation(hidden), .inv_rms = inv, .x = x, .weight = weight},
-        text(kTokens, kHidden));
+        text(tokens, hidden_size));
     add(RmsNormBackward{.dx = activation(hidden),
-                        .dweight = statistic({kHidden}),
+                        .dweight = statistic({hidden_size}),
                         .dy = activation(hidden),
                         .x = x,
                         .weight = weight,
                         .inv_rms = inv},
-        text(kTokens, kHidden));
-    const TensorView xh = activation(heads), gate = activation(heads), wh = statistic({kHead}),
-                     invh = random({kTokens, kHeads}, stats_, 0.01, 1);
+        text(tokens, hidden_size));
+    const TensorView xh = activation(heads), gate = activation(heads), wh = statistic({head_width}),
+                     invh = random({tokens, num_heads}, stats_, 0.01, 1);
     add(
         GatedRmsNormForward{
             .y = activation(heads), .inv_rms = invh, .x = xh, .gate = gate, .weight = wh},
-        "1024x8x64");
+        heads_text);
     add(GatedRmsNormBackward{.dx = activation(heads),
                              .dgate = activation(heads),
-                             .dweight = statistic({kHead}),
+                             .dweight = statistic({head_width}),
                              .dy = activation(heads),
                              .x = xh,
                              .gate = gate,
                              .weight = wh,
                              .inv_rms = invh},
-        "1024x8x64");
+        heads_text);
   }
   for (const auto& [kind, kind_name] :
        {std::pair{GluKind::swiglu, "swiglu"}, {GluKind::situ, "situ"}}) {
     if (!wanted("glu")) continue;
-    const TensorView gate_up = activation({kTokens, 2 * kWidth});
-    const std::string shape = fmt::format("{} {}", kind_name, text(kTokens, kWidth));
+    const TensorView gate_up = activation({tokens, 2 * width});
+    const std::string shape = fmt::format("{} {}", kind_name, text(tokens, width));
     add(
         GluForward{
-            .h = activation({kTokens, kWidth}), .gate_up = gate_up, .activation = {.kind = kind}},
+            .h = activation({tokens, width}), .gate_up = gate_up, .activation = {.kind = kind}},
         shape);
-    add(GluBackward{.dgate_up = activation({kTokens, 2 * kWidth}),
-                    .dh = activation({kTokens, kWidth}),
+    add(GluBackward{.dgate_up = activation({tokens, 2 * width}),
+                    .dh = activation({tokens, width}),
                     .gate_up = gate_up,
                     .activation = {.kind = kind}},
         shape);
   }
   if (wanted("short_conv")) {
-    const TensorView x = activation(hidden), w = statistic({kHidden, 4}),
-                     cu = documents(kTokens, 2);
+    const TensorView x = activation(hidden), w = statistic({hidden_size, 4}),
+                     cu = documents(tokens, 2);
     add(ShortConvForward{.y = activation(hidden), .x = x, .w = w, .cu_seqlens = cu},
-        text(kTokens, kHidden));
+        text(tokens, hidden_size));
     add(ShortConvBackward{.dx = activation(hidden),
-                          .dw = statistic({kHidden, 4}),
+                          .dw = statistic({hidden_size, 4}),
                           .dy = activation(hidden),
                           .x = x,
                           .w = w,
                           .cu_seqlens = cu},
-        text(kTokens, kHidden));
+        text(tokens, hidden_size));
   }
   if (wanted("attn_res")) {
     constexpr std::int64_t kSources = 4;
@@ -143,82 +154,95 @@ void OpCases::add_elementwise() {
       sources.emplace_back(activation(hidden));
       dsources.emplace_back(activation(hidden));
     }
-    const TensorView query = statistic({kHidden}), norm = statistic({kHidden}),
-                     p = random({kTokens, kSources}, stats_, 0.01, 0.25);
+    const TensorView query = statistic({hidden_size}), norm = statistic({hidden_size}),
+                     p = random({tokens, kSources}, stats_, 0.01, 0.25);
     add(
         AttnResForward{
             .h = activation(hidden), .p = p, .sources = sources, .query = query, .norm = norm},
-        "4 sources 1024x512");
+        "4 sources " + text(tokens, hidden_size));
     add(AttnResBackward{.dsources = dsources,
-                        .dquery = statistic({kHidden}),
-                        .dnorm = statistic({kHidden}),
+                        .dquery = statistic({hidden_size}),
+                        .dnorm = statistic({hidden_size}),
                         .dh = activation(hidden),
                         .p = p,
                         .sources = sources,
                         .query = query,
                         .norm = norm},
-        "4 sources 1024x512");
+        "4 sources " + text(tokens, hidden_size));
   }
   if (wanted(Rope::kName))
-    add(Rope{.x = activation(heads), .positions = integers({kTokens}, kTokens), .rotary_width = 32},
-        "1024x8x64, 32 rotated");
+    add(Rope{.x = activation(heads), .positions = integers({tokens}, tokens), .rotary_width = 32},
+        heads_text + ", 32 rotated");
   if (wanted("embedding")) {
-    const TensorView ids = integers({kTokens}, kVocabulary);
+    const TensorView ids = integers({tokens}, vocabulary);
     add(
         EmbeddingForward{
-            .y = activation(hidden), .ids = ids, .table = activation({kVocabulary, kHidden})},
-        text(kTokens, kHidden));
+            .y = activation(hidden), .ids = ids, .table = activation({vocabulary, hidden_size})},
+        text(tokens, hidden_size));
     add(
         EmbeddingBackward{
-            .dtable = statistic({kVocabulary, kHidden}), .ids = ids, .dy = activation(hidden)},
-        text(kTokens, kHidden));
+            .dtable = statistic({vocabulary, hidden_size}), .ids = ids, .dy = activation(hidden)},
+        text(tokens, hidden_size));
   }
   if (wanted(CrossEntropy::kName)) {
     add(CrossEntropy{.loss_sum = statistic({1}),
-                     .dlogits = activation({kTokens, kVocabulary}),
-                     .logits = activation({kTokens, kVocabulary}),
-                     .targets = integers({kTokens}, kVocabulary),
-                     .divisor = random({1}, stats_, 0, kTokens)},
-        text(kTokens, kVocabulary));
+                     .dlogits = activation({s.loss_rows, vocabulary}),
+                     .logits = activation({s.loss_rows, vocabulary}),
+                     .targets = integers({s.loss_rows}, vocabulary),
+                     .divisor = random({1}, stats_, 0, static_cast<double>(s.loss_rows))},
+        text(s.loss_rows, vocabulary));
   }
   if (wanted(Add::kName))
     add(Add{.y = activation(hidden), .a = activation(hidden), .b = activation(hidden)},
-        text(kTokens, kHidden));
+        text(tokens, hidden_size));
   if (wanted(TopK::kName) && stats_ == DType::f32)
     add(TopK{.indices = memory({256, 256}, DType::i32), .scores = statistic({256, 8192})},
         "256 of 8192, 256 rows");
 }
 
-void OpCases::add_optimizer() {
-  TensorView scalars = memory({kNumStepScalars}, stats_);
+TensorView OpCases::step_scalars() {
   StepScalars values;
   values.learning_rate = 1e-9;  // the weights stay as they are, however often the op runs
   values.bias_correction1 = 0.1;
   values.bias_correction2 = 0.05;
-  values.write(scalars);
-  if (wanted(AdamW::kName)) {
-    const Shape shape{1 << 20};
+  const Buffer host(kNumStepScalars * byte_size(stats_), kCpu, "bench");
+  values.write(host.view({kNumStepScalars}, stats_));
+  const TensorView scalars = memory({kNumStepScalars}, stats_);
+  copy_tensor(scalars, host.view({kNumStepScalars}, stats_), stream_of(backend_));
+  stream_of(backend_).synchronize();
+  return scalars;
+}
+
+void OpCases::updates(std::int64_t elements) {
+  const Shape shape{elements};
+  if (wanted(AdamW::kName))
     add(AdamW{.w = statistic(shape),
               .m = statistic(shape),
               .v = random(shape, stats_, 0.1, 1),
               .dw = statistic(shape),
-              .scalars = scalars},
-        "1048576");
-  }
+              .scalars = step_scalars()},
+        fmt::format("{}", elements));
   if (wanted(SumOfSquares::kName))
-    add(SumOfSquares{.partials = random({1}, DType::f64), .x = statistic({1 << 20})}, "1048576");
-  struct Sizes {
-    std::int64_t batch, rows, cols;
-  };
+    add(SumOfSquares{.partials = random({1}, DType::f64), .x = statistic(shape)},
+        fmt::format("{}", elements));
+}
+
+void OpCases::muon(std::int64_t batch, std::int64_t rows, std::int64_t cols) {
   if (!wanted(MuonUpdate::kName)) return;
-  for (const Sizes s : {Sizes{5, 32, 160}, {16, 128, 96}, {1, 512, 512}, {1, 1408, 512}}) {
-    const Shape shape{s.batch, s.rows, s.cols};
-    add(MuonUpdate{.w = statistic(shape),
-                   .momentum = statistic(shape),
-                   .dw = statistic(shape),
-                   .scalars = scalars},
-        fmt::format("{} of {}x{}", s.batch, s.rows, s.cols));
-  }
+  const Shape shape{batch, rows, cols};
+  add(MuonUpdate{.w = statistic(shape),
+                 .momentum = statistic(shape),
+                 .dw = statistic(shape),
+                 .scalars = step_scalars()},
+      fmt::format("{} of {}x{}", batch, rows, cols));
+}
+
+void OpCases::add_optimizer() {
+  updates(1 << 20);
+  muon(5, 32, 160);
+  muon(16, 128, 96);
+  muon(1, 512, 512);
+  muon(1, 1408, 512);
 }
 
 }  // namespace moesaic::bench

@@ -16,11 +16,14 @@
 namespace moesaic::bench {
 
 void OpCases::add_kda() {
+  kda({1024, 5, 32});
+  kda({1024, 8, 64});
+  kda({1024, 4, 128});
+}
+
+void OpCases::kda(const KdaSizes& s) {
   if (!wanted("kda")) return;
-  struct Sizes {
-    std::int64_t tokens, heads, width;
-  };
-  for (const Sizes s : {Sizes{1024, 5, 32}, {1024, 8, 64}, {1024, 4, 128}}) {
+  {
     const Shape shape{s.tokens, s.heads, s.width}, per_head{s.tokens, s.heads};
     const std::string text = fmt::format("{}x{}x{}", s.tokens, s.heads, s.width);
     const double unit = 1 / std::sqrt(static_cast<double>(s.width));
@@ -98,162 +101,204 @@ void OpCases::add_kda() {
 }
 
 void OpCases::add_attention() {
+  AttentionSizes s{.tokens = 1024,
+                   .heads = 8,
+                   .nope = 64,
+                   .rope = 32,
+                   .value = 64,
+                   .index_heads = 4,
+                   .index_width = 64};
+  attention(s);
+  s.selected = 256;
+  attention(s);
+}
+
+void OpCases::attention(const AttentionSizes& s) {
   if (!wanted("attention") && !wanted("indexer")) return;
-  constexpr std::int64_t kTokens = 1024, kHeads = 8, kNope = 64, kRope = 32, kValue = 64,
-                         kIndexHeads = 4, kIndexWidth = 64, kSelected = 256;
-  const TensorView q = activation({kTokens, kHeads, kNope + kRope}),
-                   kvb = activation({kTokens, kHeads, kNope + kValue}),
-                   kr = activation({kTokens, kRope});
-  const TensorView cu = documents(kTokens, 1), o = random({kTokens, kHeads, kValue}, stats_, 0.1),
-                   lse = random({kHeads, kTokens}, stats_, 0.1, 8);
-  const TensorView selected = memory({kTokens, kSelected}, DType::i32);
-  for (std::int64_t t = 0; t < kTokens;
-       ++t) {  // all keys while there are few, then every (t / 256)-th one, ascending
-    const std::int64_t keys = std::min(t + 1, kSelected);
-    for (std::int64_t i = 0; i < kSelected; ++i)
-      selected.as<std::int32_t>()[t * kSelected + i] =
-          static_cast<std::int32_t>(i < keys ? i * (t + 1) / keys : -1);
-  }
-  const TensorView qi = activation({kTokens, kIndexHeads, kIndexWidth}),
-                   ki = activation({kTokens, kIndexWidth}), w = activation({kTokens, kIndexHeads});
-  for (const bool sparse : {false, true}) {
-    const ConstTensorView keys = sparse ? ConstTensorView(selected) : ConstTensorView();
-    const std::string text = sparse ? "1024x8, 256 keys" : "1024x8, all keys";
-    const double scale = 0.1;
-    if (wanted(AttentionForward::kName))
-      add(AttentionForward{.o = o,
-                           .lse = lse,
-                           .q = q,
-                           .kvb = kvb,
-                           .kr = kr,
-                           .cu_seqlens = cu,
-                           .selected = keys,
-                           .scale = scale},
-          text);
-    if (wanted(AttentionBackward::kName)) {
-      add(AttentionBackward{.dq = activation(q.shape()),
-                            .dkvb = activation(kvb.shape()),
-                            .dkr = activation(kr.shape()),
-                            .d_o = activation(o.shape()),
-                            .o = o,
-                            .lse = lse,
-                            .q = q,
-                            .kvb = kvb,
-                            .kr = kr,
-                            .cu_seqlens = cu,
-                            .selected = keys,
-                            .scale = scale},
-          text);
+  const TensorView q = activation({s.tokens, s.heads, s.nope + s.rope}),
+                   kvb = activation({s.tokens, s.heads, s.nope + s.value}),
+                   kr = activation({s.tokens, s.rope});
+  const TensorView cu = documents(s.tokens, s.documents),
+                   o = random({s.tokens, s.heads, s.value}, stats_, 0.1),
+                   lse = random({s.heads, s.tokens}, stats_, 0.1, 8);
+  // All keys of the document while there are few, then every so-manyth one, ascending.
+  ConstTensorView keys;
+  const std::int64_t length = s.tokens / s.documents;
+  if (s.selected > 0) {
+    std::vector<std::int32_t> host(static_cast<std::size_t>(s.tokens * s.selected), -1);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+      const std::int64_t first = t / length * length, visible = t - first + 1,
+                         chosen = std::min(visible, s.selected);
+      for (std::int64_t i = 0; i < chosen; ++i)
+        host[static_cast<std::size_t>(t * s.selected + i)] =
+            static_cast<std::int32_t>(first + i * visible / chosen);
     }
-    if (wanted(IndexerLoss::kName)) {
-      add(IndexerLoss{.kl = statistic({1}),
-                      .dqi = activation(qi.shape()),
-                      .dki = activation(ki.shape()),
-                      .dw = activation(w.shape()),
-                      .qi = qi,
-                      .ki = ki,
-                      .w = w,
-                      .q = q,
-                      .kvb = kvb,
-                      .kr = kr,
-                      .lse = lse,
-                      .cu_seqlens = cu,
-                      .selected = keys,
-                      .dn = kNope,
-                      .scale = scale},
-          text);
-    }
+    keys = upload(host, {s.tokens, s.selected});
   }
-  if (wanted(IndexerSelect::kName)) {
-    add(IndexerSelect{.selected = memory({kTokens, kSelected}, DType::i32),
+  const TensorView qi = activation({s.tokens, s.index_heads, s.index_width}),
+                   ki = activation({s.tokens, s.index_width}),
+                   w = activation({s.tokens, s.index_heads});
+  const std::string text =
+      fmt::format("{} of {}, {} heads, {}",
+                  s.documents,
+                  length,
+                  s.heads,
+                  s.selected > 0 ? fmt::format("{} keys", s.selected) : std::string("all keys"));
+  const double scale = 1 / std::sqrt(static_cast<double>(s.nope + s.rope));
+  if (wanted(AttentionForward::kName))
+    add(AttentionForward{.o = o,
+                         .lse = lse,
+                         .q = q,
+                         .kvb = kvb,
+                         .kr = kr,
+                         .cu_seqlens = cu,
+                         .selected = keys,
+                         .scale = scale},
+        text);
+  if (wanted(AttentionBackward::kName)) {
+    add(AttentionBackward{.dq = activation(q.shape()),
+                          .dkvb = activation(kvb.shape()),
+                          .dkr = activation(kr.shape()),
+                          .d_o = activation(o.shape()),
+                          .o = o,
+                          .lse = lse,
+                          .q = q,
+                          .kvb = kvb,
+                          .kr = kr,
+                          .cu_seqlens = cu,
+                          .selected = keys,
+                          .scale = scale},
+        text);
+  }
+  if (wanted(IndexerLoss::kName) && s.index_heads > 0) {
+    add(IndexerLoss{.kl = statistic({1}),
+                    .dqi = activation(qi.shape()),
+                    .dki = activation(ki.shape()),
+                    .dw = activation(w.shape()),
+                    .qi = qi,
+                    .ki = ki,
+                    .w = w,
+                    .q = q,
+                    .kvb = kvb,
+                    .kr = kr,
+                    .lse = lse,
+                    .cu_seqlens = cu,
+                    .selected = keys,
+                    .dn = s.nope,
+                    .scale = scale},
+        text);
+  }
+  if (wanted(IndexerSelect::kName) && s.selected > 0) {
+    add(IndexerSelect{.selected = memory({s.tokens, s.selected}, DType::i32),
                       .qi = qi,
                       .ki = ki,
                       .w = w,
                       .cu_seqlens = cu},
-        "1024 queries, 256 keys");
+        text);
   }
 }
 
 void OpCases::add_routing() {
-  constexpr std::int64_t kTokens = 1024, kExperts = 16, kChoices = 4, kRows = kTokens * kChoices,
-                         kLatent = 256, kInner = 384;
-  const Shape all{kTokens, kExperts}, chosen{kTokens, kChoices};
-  const TensorView topk = memory(chosen, DType::i32), offsets = memory({kExperts + 1}, DType::i32),
-                   token_of_row = memory({kRows}, DType::i32);
-  const TensorView row_of_assignment = memory(chosen, DType::i32),
-                   slots = memory({kExperts}, DType::i32);
-  // Token t goes to four neighbouring experts from a random one on; rows sorted by expert, as DispatchPlan would.
-  std::vector<std::vector<std::int32_t>> rows(kExperts);
-  for (std::int64_t t = 0; t < kTokens; ++t) {
+  routing({.tokens = 1024, .experts = 16, .choices = 4, .latent = 256, .inner = 384});
+  if (wanted("grouped_linear")) grouped(16, 256, 256, 768);
+}
+
+void OpCases::routing(const RoutingSizes& s) {
+  const std::int64_t rows_in_all = s.tokens * s.choices;
+  const Shape all{s.tokens, s.experts}, chosen{s.tokens, s.choices};
+  // Token t goes to neighbouring experts from a random one on; rows sorted by expert, as DispatchPlan would.
+  std::vector<std::int32_t> choice(static_cast<std::size_t>(rows_in_all)), row_of(choice.size()),
+      token_of(choice.size()), offset;
+  std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(s.experts));
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
     const auto first = static_cast<std::int64_t>(
-        uniform(hash_name("bench routing"), static_cast<std::uint64_t>(t)) * kExperts);
-    for (std::int64_t j = 0; j < kChoices; ++j) {
-      const std::int64_t e = (first + j) % kExperts;
-      topk.as<std::int32_t>()[t * kChoices + j] = static_cast<std::int32_t>(e);
-      rows[static_cast<std::size_t>(e)].push_back(static_cast<std::int32_t>(t * kChoices + j));
+        uniform(hash_name("bench routing"), static_cast<std::uint64_t>(t)) *
+        static_cast<double>(s.experts));
+    for (std::int64_t j = 0; j < s.choices; ++j) {
+      const std::int64_t e = (first + j) % s.experts, assignment = t * s.choices + j;
+      choice[static_cast<std::size_t>(assignment)] = static_cast<std::int32_t>(e);
+      rows[static_cast<std::size_t>(e)].push_back(static_cast<std::int32_t>(assignment));
     }
   }
   std::int32_t row = 0;
-  for (std::int64_t e = 0; e < kExperts; ++e) {
-    offsets.as<std::int32_t>()[e] = row;
-    slots.as<std::int32_t>()[e] = static_cast<std::int32_t>(e);
-    for (const std::int32_t assignment : rows[static_cast<std::size_t>(e)]) {
-      token_of_row.as<std::int32_t>()[row] = assignment / static_cast<std::int32_t>(kChoices);
-      row_of_assignment.as<std::int32_t>()[assignment] = row++;
+  for (const auto& of_expert : rows) {
+    offset.push_back(row);
+    for (const std::int32_t assignment : of_expert) {
+      token_of[static_cast<std::size_t>(row)] = assignment / static_cast<std::int32_t>(s.choices);
+      row_of[static_cast<std::size_t>(assignment)] = row++;
     }
   }
-  offsets.as<std::int32_t>()[kExperts] = row;
+  offset.push_back(row);
+  const TensorView topk = upload(choice, chosen), offsets = upload(offset, {s.experts + 1}),
+                   token_of_row = upload(token_of, {rows_in_all}),
+                   row_of_assignment = upload(row_of, chosen);
+  const std::string text = fmt::format("{}x{}, top {}", s.tokens, s.experts, s.choices);
   if (wanted("router")) {
     const TensorView scores = random(all, stats_, 0.1, 0.5),
                      weights = random(chosen, stats_, 0.01, 0.25), logits = statistic(all);
     add(RouterForward{.scores = statistic(all),
                       .topk = memory(chosen, DType::i32),
                       .weights = statistic(chosen),
-                      .cutoff = statistic({kTokens}),
-                      .counts = memory({kExperts}, DType::i32),
+                      .cutoff = statistic({s.tokens}),
+                      .counts = memory({s.experts}, DType::i32),
                       .logits = logits,
-                      .bias = random({kExperts}, stats_, 0.1)},
-        "1024x16, top 4");
+                      .bias = random({s.experts}, stats_, 0.1)},
+        text);
     add(RouterBackward{.dlogits = statistic(all),
                        .dweights = statistic(chosen),
                        .logits = logits,
                        .scores = scores,
                        .weights = weights,
                        .topk = topk},
-        "1024x16, top 4");
+        text);
   }
   if (wanted(DispatchPlan::kName)) {
-    add(DispatchPlan{.offsets = memory({kExperts + 1}, DType::i32),
+    add(DispatchPlan{.offsets = memory({s.experts + 1}, DType::i32),
                      .row_of_assignment = memory(chosen, DType::i32),
-                     .token_of_row = memory({kRows}, DType::i32),
+                     .token_of_row = memory({rows_in_all}, DType::i32),
                      .topk = topk},
-        "1024x16, top 4");
+        text);
   }
-  const TensorView x = activation({kRows, kLatent}),
-                   w = activation({kExperts, 2 * kInner, kLatent}),
-                   y = activation({kRows, 2 * kInner});
-  const TensorView tokens = activation({kTokens, kLatent});
+  const Shape wide{rows_in_all, s.latent}, narrow{s.tokens, s.latent};
   if (wanted(GatherRows::kName))
-    add(dispatch_rows(activation(x.shape()), tokens, token_of_row, offsets), "4096x256");
+    add(dispatch_rows(activation(wide), activation(narrow), token_of_row, offsets),
+        fmt::format("{}x{}", rows_in_all, s.latent));
   if (wanted(CombineRows::kName))
-    add(combine_rows(activation(tokens.shape()), x, statistic(chosen), row_of_assignment),
-        "4096x256 to 1024x256");
-  if (!wanted("grouped_linear")) return;
-  const std::string text = "16 experts, 4096x768x256";
-  add(
-      GroupedLinearForward{
-          .y = activation(y.shape()), .x = x, .w = w, .offsets = offsets, .slot_of_expert = slots},
-      text);
-  add(GroupedLinearBackwardInput{.dx = activation(x.shape()),
-                                 .dy = y,
-                                 .w = w,
-                                 .offsets = offsets,
-                                 .slot_of_expert = slots},
-      text);
-  add(
-      GroupedLinearBackwardWeight{
-          .dw = statistic(w.shape()), .dy = y, .x = x, .offsets = offsets, .slot_of_expert = slots},
-      text);
+    add(combine_rows(activation(narrow), activation(wide), statistic(chosen), row_of_assignment),
+        fmt::format("{}x{} to {}x{}", rows_in_all, s.latent, s.tokens, s.latent));
+}
+
+void OpCases::grouped(std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t n) {
+  std::vector<std::int32_t> offset, slot;
+  for (std::int64_t e = 0; e <= experts; ++e)
+    offset.push_back(static_cast<std::int32_t>(e * rows));
+  for (std::int64_t e = 0; e < experts; ++e)
+    slot.push_back(static_cast<std::int32_t>(e));
+  const TensorView offsets = upload(offset, {experts + 1}), slots = upload(slot, {experts});
+  const TensorView x = activation({experts * rows, k}), w = activation({experts, n, k}),
+                   y = activation({experts * rows, n});
+  const std::string text = fmt::format("{} experts, {}x{}x{}", experts, rows, n, k);
+  if (wanted(GroupedLinearForward::kName))
+    add(GroupedLinearForward{.y = activation(y.shape()),
+                             .x = x,
+                             .w = w,
+                             .offsets = offsets,
+                             .slot_of_expert = slots},
+        text);
+  if (wanted(GroupedLinearBackwardInput::kName))
+    add(GroupedLinearBackwardInput{.dx = activation(x.shape()),
+                                   .dy = y,
+                                   .w = w,
+                                   .offsets = offsets,
+                                   .slot_of_expert = slots},
+        text);
+  if (wanted(GroupedLinearBackwardWeight::kName))
+    add(GroupedLinearBackwardWeight{.dw = statistic(w.shape()),
+                                    .dy = y,
+                                    .x = x,
+                                    .offsets = offsets,
+                                    .slot_of_expert = slots},
+        text);
 }
 
 }  // namespace moesaic::bench

@@ -6,12 +6,31 @@
 
 namespace moesaic::bench {
 
-void OpProfile::begin(const char*) {
-  start_ = processor_seconds_now();
+void OpProfile::begin(const char* op) {
+  if (!on_gpu()) {
+    start_ = processor_seconds_now();
+    return;
+  }
+  if (used_ == spans_.size())
+    spans_.push_back({op, {}, Timestamp(stream_.device()), Timestamp(stream_.device())});
+  spans_[used_].op = op;
+  stream_.record(spans_[used_].from);
 }
 
 void OpProfile::end(const char* op, const OpCost& cost) {
-  const double seconds = processor_seconds_now() - start_;
+  if (!on_gpu()) return add(op, processor_seconds_now() - start_, cost);
+  spans_[used_].cost = cost;
+  stream_.record(spans_[used_].to);
+  ++used_;
+}
+
+void OpProfile::collect() {
+  for (std::size_t i = 0; i < used_; ++i)
+    add(spans_[i].op, seconds_between(spans_[i].from, spans_[i].to), spans_[i].cost);
+  used_ = 0;
+}
+
+void OpProfile::add(const std::string& op, double seconds, const OpCost& cost) {
   Entry& entry = entries_[op];
   ++entry.calls;
   entry.seconds += seconds;

@@ -156,6 +156,23 @@ struct CaseRun::Impl {
     return true;
   }
 
+  // Axes of length 1 do not count: a single head, or a row of its own, is a matter of the op's arguments.
+  void check_shape(const std::string& name, const Shape& got) {
+    if (!is_result(name) || !file.contains(name)) return;  // begin_result() says so
+    const Shape& want = file.tensors().at(name).shape;
+    const auto axes = [](const Shape& shape) {
+      std::vector<std::int64_t> long_ones;
+      for (int i = 0; i < shape.rank; ++i) {
+        if (shape[i] != 1) long_ones.push_back(shape[i]);
+      }
+      return long_ones;
+    };
+    if (axes(got) != axes(want)) {
+      failures.push_back(
+          fmt::format("'{}' has shape {}, stored is {}", name, to_string(got), to_string(want)));
+    }
+  }
+
   const SafetensorsFile& file;
   Backend& backend;
   Precision precision;
@@ -286,6 +303,7 @@ std::vector<double> CaseRun::download(ConstTensorView view) {
 }
 
 void CaseRun::expect(const std::string& name, ConstTensorView got) {
+  impl_->check_shape(name, got.shape());
   expect(name, download(got));
 }
 void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
@@ -307,6 +325,7 @@ void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64
   }
 }
 void CaseRun::expect_exact(const std::string& name, ConstTensorView got_ints) {
+  impl_->check_shape(name, got_ints.shape());
   expect_exact(name, impl_->download<std::int64_t>(got_ints));
 }
 

@@ -19,8 +19,9 @@ struct CaseResult {
   double worst_error = 0;  ///< largest relative error over results
   double limit = 0;
   std::string worst_tensor;
-  std::string note;  ///< why it failed or was skipped; which path ran
-  int compared = 0;  ///< results compared
+  std::string note;   ///< why it failed or was skipped
+  int compared = 0;   ///< results compared
+  std::string paths;  ///< which kernels ran, where ops have several
 };
 
 /// One golden case on its way through the product's own ops: hands out inputs in the run's precision, takes results and

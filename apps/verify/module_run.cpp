@@ -23,7 +23,7 @@ ModuleRun::ModuleRun(CaseRun& run)
     : run_(run),
       params_(run.precision()),
       transient_(kTransientBytes, run.stream().device(), "verify") {
-  if (run.stream().device() == kCpu) transient_.poison();
+  transient_.poison(run.stream());
   set_scalars(StepScalars{});
   losses_ = run.zeros({kNumLosses}, run.precision().stats);
 }
@@ -56,7 +56,7 @@ void ModuleRun::load_one(const std::string& name, TensorView to, TensorView also
 
 void ModuleRun::load_weights() {
   params_.seal(run_.stream().device());
-  params_.initialize(0, run_.stream());
+  params_.initialize(0);
   std::vector<std::string> unused = run_.names_with_prefix("w.");
   const auto load = [&](const std::string& name, TensorView to, TensorView also) {
     load_one(name, to, also);

@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/assembly.h"
+#include "apps/path_log.h"
+
 namespace moesaic::verify {
 namespace {
 
@@ -40,10 +43,10 @@ std::vector<fs::path> case_files(const fs::path& cases) {
   return files;
 }
 
-Device device_from_name(const std::string& name) {
-  if (name == "cpu") return kCpu;
-  if (name == "cuda") return {Device::Kind::cuda, 0};
-  throw UsageError(fmt::format("--device {}: allowed are cpu, cuda", name));
+KernelPath path_from_name(const std::string& name) {
+  if (name == "auto") return KernelPath::automatic;
+  if (name == "plain") return KernelPath::plain;
+  throw UsageError(fmt::format("--path {}: allowed are auto, plain", name));
 }
 
 const char* text(CaseResult::Status status) {
@@ -93,6 +96,7 @@ nlohmann::ordered_json to_json(const CaseResult& r) {
     j["worst_tensor"] = r.worst_tensor;
   }
   if (!r.note.empty()) j["note"] = r.note;
+  if (!r.paths.empty()) j["paths"] = r.paths;
   return j;
 }
 
@@ -129,17 +133,23 @@ CaseResult run_case(const fs::path& path, Backend& backend, const Precision& pre
 int run_verify(const VerifyOptions& options, std::ostream& out) {
   const Precision precision = precision_from_name(options.dtype);
   BackendOwner::Options backend_options;
-  backend_options.device = device_from_name(options.device);
+  backend_options.device = apps::device_from_name(options.device);
   backend_options.num_threads = options.num_threads;
   backend_options.scratch_bytes = kScratchBytes;
+  backend_options.path = path_from_name(options.path);
   const std::vector<fs::path> files = case_files(options.cases);
   BackendOwner owner(backend_options);
+  apps::PathLog case_paths, all_paths;
+  owner.observe_paths(&case_paths);
   std::map<CaseResult::Status, int> count;
   auto rows = nlohmann::ordered_json::array();
   for (const fs::path& file : files) {
     // What one case leaves in the scratch memory must not help or hurt the next.
-    if (backend_options.device == kCpu) owner.scratch().poison();
-    const CaseResult result = run_case(file, owner.backend(), precision);
+    owner.scratch().poison(owner.stream());
+    case_paths.clear();
+    CaseResult result = run_case(file, owner.backend(), precision);
+    result.paths = case_paths.text();
+    all_paths.add(case_paths);
     ++count[result.status];
     if (options.json) {
       rows.push_back(to_json(result));
@@ -152,12 +162,15 @@ int run_verify(const VerifyOptions& options, std::ostream& out) {
   if (options.json) {
     const nlohmann::ordered_json all{{"device", options.device},
                                      {"dtype", options.dtype},
+                                     {"path", options.path},
                                      {"cases", rows},
                                      {"passed", passed},
                                      {"failed", failed},
                                      {"skipped", skipped}};
     out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   } else {
+    for (const auto& [what, times] : all_paths.counts())
+      out << fmt::format("path    {:<38} {:<10} {} time(s)\n", what.first, what.second, times);
     out << fmt::format("{} passed, {} failed, {} skipped\n", passed, failed, skipped);
   }
   return failed == 0 ? 0 : 1;

@@ -111,6 +111,11 @@ constexpr std::array<std::string_view, 2> names_of(DispatchDtype) {
   return {"activation", "fp8"};
 }
 
+enum class ReductionOrder { ordered, library };
+constexpr std::array<std::string_view, 2> names_of(ReductionOrder) {
+  return {"ordered", "library"};
+}
+
 enum class ExpertOffload { none, states, full };
 constexpr std::array<std::string_view, 3> names_of(ExpertOffload) {
   return {"none", "states", "full"};

@@ -120,7 +120,7 @@ void BalanceConfig::describe(Fields<BalanceConfig>& f) {
       .between(2, kMaxWidth);
   f("aux_loss",
     &S::aux_loss,
-    "Auxiliary load-balancing loss: none, switch (shares of a rank's micro-batch, as published, so "
+    "Auxiliary load-balancing loss: none, switch (shares of a micro-batch, as published, so "
     "the value depends on train.micro_batch_size), sequence (per document), global (with the "
     "counts "
     "of the previous step).");

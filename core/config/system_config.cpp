@@ -131,6 +131,13 @@ void CommConfig::describe(Fields<CommConfig>& f) {
       .in(Unit::seconds)
       .at_least(0)
       .only_default("the watchdog");
+  f("reduction",
+    &S::reduction,
+    "How gradients of several ranks are added: in the order of the ranks, whatever the size of the "
+    "pieces and the library's algorithm (ordered), or as the library does it (library).");
+  f("share_gpu",
+    &S::share_gpu,
+    "Several ranks may use one GPU, in turns; for tests, since it is slow.");
 }
 
 void LogConfig::describe(Fields<LogConfig>& f) {

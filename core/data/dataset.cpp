@@ -95,6 +95,16 @@ Batch empty_batch(std::int64_t sequence_length, std::int64_t count) {
   return b;
 }
 
+void append_filler(Batch& b) {
+  const auto length = static_cast<std::size_t>(b.sequence_length);
+  b.tokens.insert(b.tokens.end(), length, 0);
+  b.labels.insert(b.labels.end(), length, kIgnoredLabel);
+  for (std::size_t t = 0; t < length; ++t)
+    b.positions.push_back(static_cast<std::int32_t>(t));
+  b.cu.push_back(static_cast<std::int32_t>(b.tokens.size()));
+  ++b.num_samples;
+}
+
 std::uint64_t key_of(std::string_view purpose, std::uint64_t seed, int phase, std::int64_t epoch) {
   std::uint64_t key = mix64(hash_name(purpose) ^ seed);
   key = mix64(key + 0x9e3779b97f4a7c15ULL * (static_cast<std::uint64_t>(phase) + 1));
@@ -187,15 +197,17 @@ std::int64_t ValidationSet::num_samples() const noexcept {
 }
 
 Batch ValidationSet::batch(SampleRange range) const {
-  MOESAIC_CHECK(range.first >= 0 && range.first + range.count <= num_samples_,
+  MOESAIC_CHECK(range.first >= 0 && range.first < num_samples_,
                 "samples outside the validation set");
   Batch b = empty_batch(stream_->sequence_length(), range.count);
   // Split into quotient and remainder, so that the product stays inside 64 bits.
   const std::int64_t step = stream_->num_windows() / num_samples_,
                      rest = stream_->num_windows() % num_samples_;
-  for (std::int64_t k = range.first; k < range.first + range.count; ++k) {
+  const std::int64_t end = range.first + range.count;
+  for (std::int64_t k = range.first; k < std::min(end, num_samples_); ++k)
     stream_->append(k * step + k * rest / num_samples_, b);
-  }
+  for (std::int64_t k = num_samples_; k < end; ++k)
+    append_filler(b);
   return b;
 }
 

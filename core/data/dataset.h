@@ -79,6 +79,7 @@ class ValidationSet {
   ValidationSet& operator=(const ValidationSet&) = delete;
 
   std::int64_t num_samples() const noexcept;
+  /// Samples beyond the last are documents of one token value without labels: every batch has the same size.
   Batch batch(SampleRange range) const;
 
  private:

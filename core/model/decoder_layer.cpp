@@ -6,6 +6,18 @@
 
 namespace moesaic {
 
+MixGradients mix_gradients(Tape& tape, const DepthMix& mix, std::int64_t hidden) {
+  MixGradients g{tape.grad(mix.query), tape.grad(mix.norm)};
+  if (!g.query.empty()) g.query = g.query.reshaped({hidden});
+  // Taken in any case: the arenas are measured with all parameters trained.
+  const TensorView unused =
+      tape.temp({hidden}, tape.context().params.precision().stats, "unused d mix");
+  if (g.query.empty() == g.norm.empty()) return g;
+  (g.query.empty() ? g.query : g.norm) = unused;
+  tape.run(Fill{.y = unused, .value = 0.0});
+  return g;
+}
+
 DepthMix declare_depth_mix(ParameterStore& params, const std::string& prefix, std::int64_t hidden) {
   ParameterSpec query;
   query.name = prefix + "_res_proj.weight";
@@ -159,10 +171,10 @@ void DecoderLayer::backward_sublayer(Tape& tape,
   norm.accumulate_dx = false;
   tape.run(norm);
   const WeightLease query = tape.weight(s.mix.query), norm_weight = tape.weight(s.mix.norm);
-  const TensorView dquery = tape.grad(s.mix.query);
+  const MixGradients gradients = mix_gradients(tape, s.mix, options_.hidden);
   AttnResBackward mix{.dsources = {},
-                      .dquery = dquery.empty() ? dquery : dquery.reshaped({options_.hidden}),
-                      .dnorm = tape.grad(s.mix.norm),
+                      .dquery = gradients.query,
+                      .dnorm = gradients.norm,
                       .dh = dh,
                       .p = tape.in(s.p),
                       .sources = {},

@@ -17,6 +17,13 @@ struct DepthMix {
   bool declared() const noexcept { return query.valid(); }
 };
 
+/// Where the gradients of a mix's weights go: query and norm, [hidden] each. The op makes both or neither; so the one that
+/// is frozen next to a trained one gets a temporary of the tape.
+struct MixGradients {
+  TensorView query, norm;
+};
+MixGradients mix_gradients(Tape& tape, const DepthMix& mix, std::int64_t hidden);
+
 /// How a layer takes part in the residual scheme. Plain: h = cur, cur += f(norm(h)). Attention residuals: h is a softmax
 /// mix of the bank's snapshots and cur; a sublayer that starts a block first moves cur into the bank and begins a new
 /// sum with its own output.

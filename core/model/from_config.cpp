@@ -1,11 +1,14 @@
 #include "core/model/from_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/config/nearest.h"
+#include "core/model/model.h"
 
 namespace moesaic {
 namespace {
@@ -91,14 +94,7 @@ AuxLoss aux_loss(config::AuxLoss loss) {
   return AuxLoss::none;
 }
 
-std::int64_t capacity(const config::ModelConfig& model, std::int64_t tokens) {
-  if (!model.capacity_factor) return 0;
-  const double share =
-      *model.capacity_factor * static_cast<double>(tokens * model.num_experts_per_token);
-  return static_cast<std::int64_t>(std::ceil(share / static_cast<double>(model.num_experts)));
-}
-
-MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
+MoeOptions moe_options(const config::ModelConfig& model) {
   MoeOptions o;
   if (model.num_experts == 0) return o;
   o.hidden = model.hidden_size;
@@ -115,8 +111,7 @@ MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
   o.topk_groups = static_cast<int>(model.topk_group);
   o.renormalize = model.moe_renormalize;
   o.route_scale = model.routed_scaling_factor;
-  o.capacity = capacity(model, tokens);
-  o.capacity_factor = model.capacity_factor.value_or(0);  // phases may have other lengths
+  o.capacity_factor = model.capacity_factor.value_or(0);
   o.drop_policy = model.capacity_policy == config::CapacityPolicy::position ? DropPolicy::position
                                                                             : DropPolicy::prob;
   o.bias_rule = bias_rule(model.balance.bias_rule);
@@ -132,9 +127,7 @@ MoeOptions moe_options(const config::ModelConfig& model, std::int64_t tokens) {
 
 }  // namespace
 
-ModelOptions model_options(const config::ModelConfig& model,
-                           const config::TrainConfig& train,
-                           std::int64_t tokens_per_micro_batch) {
+ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train) {
   ModelOptions o;
   o.hidden = model.hidden_size;
   o.vocabulary = model.vocab_size;
@@ -144,7 +137,7 @@ ModelOptions model_options(const config::ModelConfig& model,
   o.mla = mla_options(model);
   o.dense = {
       model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
-  o.moe = moe_options(model, tokens_per_micro_batch);
+  o.moe = moe_options(model);
   o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention
                                                                       : ResidualKind::plain;
   o.attn_res_block = model.residual.attn_res_block_size.value_or(0);
@@ -166,6 +159,28 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
   if (words.size() == 1 && words.front() == "full") return {.all = true, .patterns = {}};
   if (words.size() == 1 && words.front() == "none") return {};
   return {.all = false, .patterns = words};
+}
+
+std::vector<config::Finding> recompute_findings(Model& model,
+                                                const config::ActivationsConfig& activations) {
+  const RecomputePolicy policy = recompute_policy(activations);
+  if (policy.patterns.empty()) return {};
+  model.plan({.tokens = 64}, RecomputePolicy());
+  const std::vector<std::string> names = model.activation_names();
+  std::vector<config::Finding> all;
+  for (const std::string& pattern : policy.patterns) {
+    if (std::any_of(names.begin(), names.end(), [&](const auto& name) {
+          return glob_match(pattern, name);
+        }))
+      continue;
+    const std::string near = config::nearest(pattern, names);
+    all.push_back({{"activations.recompute"},
+                   fmt::format("no activation of this model matches '{}'; {}",
+                               pattern,
+                               near.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+                                            : fmt::format("did you mean {}?", near))});
+  }
+  return all;
 }
 
 Precision precision_of(const config::RunConfig& run, bool on_gpu) {

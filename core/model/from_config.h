@@ -12,14 +12,16 @@
 
 namespace moesaic {
 
+class Model;
+
 /// The modules' sizes and choices for a configuration that passed its checks.
-/// `tokens_per_micro_batch` turns model.capacity_factor f into rows per expert: ceil(f T k / E).
-ModelOptions model_options(const config::ModelConfig& model,
-                           const config::TrainConfig& train,
-                           std::int64_t tokens_per_micro_batch);
+ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train);
 
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
+/// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for few tokens.
+std::vector<config::Finding> recompute_findings(Model& model,
+                                                const config::ActivationsConfig& activations);
 
 /// run.precision; `auto` is bf16 on a GPU and f32 on a CPU.
 Precision precision_of(const config::RunConfig& run, bool on_gpu);

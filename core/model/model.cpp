@@ -1,5 +1,7 @@
 #include "core/model/model.h"
 
+#include <set>
+
 #include "core/nn/losses.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/elementwise.h"
@@ -47,9 +49,11 @@ Model::Model(ParameterStore& params, const ModelOptions& options)
     o.dense = options.dense;
     o.moe = options.moe;
     o.residual = residuals[l];
+    first_storage_.push_back(params.next_storage());
     layers_.push_back(
         std::make_unique<DecoderLayer>(params, prefix + "layers." + std::to_string(l) + ".", o));
   }
+  first_storage_.push_back(params.next_storage());
   final_bank_ = residuals.empty() ? 0 : residuals.back().bank_size_after();
   if (options.residual == ResidualKind::attention)
     output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
@@ -66,7 +70,6 @@ Model::Model(ParameterStore& params, const ModelOptions& options)
     head_weight_ = params.declare(s);
   }
   head_ = std::make_unique<VocabHead>(head_weight_, options.vocabulary, options.head_chunk_rows);
-  first_mtp_parameter_ = params.params().size();
   if (options.mtp)
     mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
 }
@@ -146,6 +149,22 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   tail_spec_->plan(policy);
 }
 
+std::vector<std::string> Model::activation_names() const {
+  std::vector<const TapeSpec*> specs{embed_spec_.get()};
+  for (const auto& layer : layers_)
+    specs.push_back(&layer->tape_spec());
+  specs.push_back(tail_spec_.get());
+  if (mtp_) mtp_->add_specs(specs);
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const TapeSpec* spec : specs) {
+    for (const TapeSpec::Activation& a : spec->activations()) {
+      if (!a.is_input && seen.insert(a.name).second) names.push_back(a.name);
+    }
+  }
+  return names;
+}
+
 std::size_t Model::slot_bytes() const {
   std::size_t bytes = embed_spec_->slot_bytes() + tail_spec_->slot_bytes();
   for (const auto& layer : layers_)
@@ -215,10 +234,10 @@ void Model::backward_tail(RunContext& context,
     Tape& t = batch.tail;
     t.run(Fill{.y = dcur, .value = 0.0});
     const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
-    const TensorView dquery = t.grad(output_mix_.query);
+    const MixGradients gradients = mix_gradients(t, output_mix_, options_.hidden);
     AttnResBackward mix{.dsources = {dbank.begin(), dbank.end()},
-                        .dquery = dquery.empty() ? dquery : dquery.reshaped({options_.hidden}),
-                        .dnorm = t.grad(output_mix_.norm),
+                        .dquery = gradients.query,
+                        .dnorm = gradients.norm,
                         .dh = dh,
                         .p = t.in(p_),
                         .sources = {},
@@ -245,11 +264,18 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
   }
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
     context.weight_gradients.hold(std::move(mark));
+  const auto is_final = [&](std::size_t l) {
+    if (context.gradients_final &&
+        context.weight_gradients.mode() == WeightGradients::Mode::at_once)
+      context.gradients_final(first_storage_[l]);
+  };
   backward_tail(context, batch, dcur, dbank);
+  is_final(layers_.size());
   for (std::size_t l = layers_.size(); l-- > 0;) {
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
     layers_[l]->backward(
         context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));
+    is_final(l);
   }
   batch.embed.backward(context, [&] {
     Tape& t = batch.embed;

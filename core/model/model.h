@@ -18,6 +18,8 @@ class Model {
 
   /// Declares activations for micro-batches of bounds.tokens tokens.
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
+  /// The names of all activations that a step writes, each once, in order; after plan().
+  std::vector<std::string> activation_names() const;
   /// Bytes that one micro-batch in flight keeps between forward and backward.
   std::size_t slot_bytes() const;
 
@@ -33,7 +35,8 @@ class Model {
 
   /// Adds to the losses; in training also the head's weight gradient, and leaves what backward needs in the slot.
   void forward(RunContext& context, MicroBatch& batch);
-  /// Adds all parameter gradients. Deferred weight gradients are left for WeightGradients::flush().
+  /// Adds all parameter gradients, last layer first, and says through context.gradients_final how far it is. Deferred
+  /// weight gradients are left for WeightGradients::flush().
   void backward(RunContext& context, MicroBatch& batch);
 
   /// The normalised hidden states [T, d] after forward, and the logits of rows of them.
@@ -51,8 +54,6 @@ class Model {
   /// All latent attentions, that of the MTP module too.
   std::vector<MlaAttention*> mla_layers();
   void set_sparse_stage(bool sparse);
-  /// The first parameter of the MTP module in declaration order; parameters from it on are listed apart.
-  std::size_t first_mtp_parameter() const noexcept { return first_mtp_parameter_; }
 
  private:
   void plan_tail(const Bounds& bounds, const RecomputePolicy& policy);
@@ -67,9 +68,9 @@ class Model {
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
+  std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
-  std::size_t first_mtp_parameter_ = 0;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;
   ActId x_;
   std::vector<ActId> tail_bank_;

@@ -17,12 +17,14 @@ namespace {
 bool has_cutoff(const MoeOptions& o) {
   return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups);
 }
+}  // namespace
+
 std::int64_t capacity_of(const MoeOptions& o, std::int64_t tokens) {
+  MOESAIC_CHECK(o.capacity == 0 || o.capacity_factor == 0, "two capacities");
   if (o.capacity_factor == 0) return o.capacity;
   return static_cast<std::int64_t>(std::ceil(
       o.capacity_factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts)));
 }
-}  // namespace
 
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
     : options_(options), prefix_(prefix), precision_(params.precision()) {

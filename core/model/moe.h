@@ -7,6 +7,9 @@
 
 namespace moesaic {
 
+/// Rows that each expert keeps of a micro-batch of `tokens` tokens; 0 = all (SPEC 5.4).
+std::int64_t capacity_of(const MoeOptions& options, std::int64_t tokens);
+
 /// Mixture of experts, plain or Stable LatentMoE (SPEC section 4), dropless unless a capacity is set:
 ///
 ///   logits = x W_r^T (statistics type), topk over sigma(logits) + bias,

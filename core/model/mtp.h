@@ -18,6 +18,10 @@ class MtpModule {
             const VocabHead& head);
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   std::size_t slot_bytes() const;
+  /// Appends the tapes' declarations; after plan().
+  void add_specs(std::vector<const TapeSpec*>& specs) const {
+    specs.insert(specs.end(), {front_.get(), &layer_->tape_spec(), back_.get()});
+  }
 
   struct Tapes {
     Tape front, layer, back;

@@ -62,9 +62,10 @@ struct MoeOptions {
   int num_groups = 1, topk_groups = 1;
   bool renormalize = true;
   double route_scale = 1.0;
-  std::int64_t capacity = 0;  ///< rows per expert and micro-batch; 0 = dropless
-  double capacity_factor =
-      0;  ///< not 0: rows per expert = ceil(factor T k / E) for micro-batches of T tokens, whatever `capacity` says
+  /// Rows that an expert keeps of a micro-batch of T tokens: `capacity`, or ceil(capacity_factor T k / E), whichever is
+  /// set; dropless when both are 0.
+  std::int64_t capacity = 0;
+  double capacity_factor = 0;
   DropPolicy drop_policy = DropPolicy::prob;
   BiasRule bias_rule = BiasRule::none;
   double sign_gamma = 1e-3;

@@ -277,7 +277,7 @@ ModelPlan make_plan(const config::Config& config) {
   plan.precision = precision_of(config.run, config.run.device != config::DeviceChoice::cpu);
   plan.sequence_length = config.data.sequence_length;
   plan.micro_batch_tokens = times(config.train.micro_batch_size, plan.sequence_length);
-  const ModelOptions options = model_options(config.model, config.train, plan.micro_batch_tokens);
+  const ModelOptions options = model_options(config.model, config.train);
   ParameterStore params(plan.precision);
   Model model(params, options);
 
@@ -296,6 +296,8 @@ ModelPlan make_plan(const config::Config& config) {
   Activations activations(model, recompute_policy(config.activations));
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
   plan.findings = phase_findings(params, config.train);
+  for (config::Finding& f : recompute_findings(model, config.activations))
+    plan.findings.push_back(std::move(f));
   const Bytes bytes(config.optimizer, params);
   std::vector<bool> ever_trained(params.params().size(), false);
   std::int64_t begin = 0;

@@ -1,11 +1,12 @@
 #include "core/nn/parameter_store.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 
 #include "core/base/random.h"
+#include "kernels/backend.h"
+#include "kernels/ops/elementwise.h"
 
 namespace moesaic {
 namespace {
@@ -13,47 +14,6 @@ namespace {
 constexpr std::size_t kAlign = 64;
 std::size_t aligned(std::size_t n) {
   return (n + kAlign - 1) / kAlign * kAlign;
-}
-
-double initial_value(const Init& init, std::uint64_t key, std::uint64_t index) {
-  switch (init.kind) {
-    case Init::Kind::zeros:
-      return 0.0;
-    case Init::Kind::ones:
-      return 1.0;
-    case Init::Kind::normal:
-      for (std::uint64_t attempt = 0;; ++attempt) {
-        const double x = standard_normal(mix64(key + attempt), index);
-        if (std::abs(x) <= 3.0) return init.a * x;
-      }
-    case Init::Kind::uniform:
-      return init.a + (init.b - init.a) * uniform(key, index);
-    case Init::Kind::log_uniform:
-      return portable_log(init.a + (init.b - init.a) * uniform(key, index));
-    case Init::Kind::inverse_softplus: {
-      const double u = portable_log(init.a) +
-                       (portable_log(init.b) - portable_log(init.a)) * uniform(key, index);
-      const double dt = std::max(1e-4, portable_exp(u));
-      return dt + portable_log(1.0 - portable_exp(-dt));
-    }
-  }
-  return 0.0;
-}
-
-void store(TensorView to, std::int64_t i, double value) {
-  switch (to.dtype()) {
-    case DType::f64:
-      to.as<double>()[i] = value;
-      break;
-    case DType::f32:
-      to.as<float>()[i] = static_cast<float>(value);
-      break;
-    case DType::bf16:
-      to.as<bf16>()[i] = bf16(static_cast<float>(value));
-      break;
-    default:
-      check_failed(__FILE__, __LINE__, "floating", "parameters are floating");
-  }
 }
 
 }  // namespace
@@ -140,6 +100,32 @@ BufferId ParameterStore::declare_buffer(BufferSpec spec) {
   return {static_cast<std::int32_t>(buffers_.size() - 1)};
 }
 
+void ParameterStore::seal_pretend(Device device, std::span<const char> ever_trained) {
+  pretend_ = true;
+  seal(device, ever_trained);
+}
+
+Buffer ParameterStore::allocate(std::size_t bytes, const std::string& tag) const {
+  return pretend_ ? Buffer::pretend(bytes, device_) : Buffer(bytes, device_, tag);
+}
+
+std::vector<MemoryUse> ParameterStore::memory_use() const {
+  return {{"weights", weight_memory_.bytes()},
+          {"master weights", master_memory_.bytes()},
+          {"gradients", grad_memory_.bytes()},
+          {"expert slots", slot_memory_.bytes()},
+          {"persistent buffers", buffer_memory_.bytes()}};
+}
+
+std::int64_t ParameterStore::gradients_begin(StorageId first) const {
+  for (auto i = static_cast<std::size_t>(first.index); i < storages_.size(); ++i) {
+    const TensorView& grad = storages_[i].grad;
+    if (!grad.empty())
+      return (grad.data() - grads_.data()) / static_cast<std::int64_t>(byte_size(grads_.dtype()));
+  }
+  return grads_.numel();
+}
+
 void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   MOESAIC_CHECK(!sealed_, "sealed twice");
   MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(),
@@ -170,11 +156,11 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
       grad_elements +=
           static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
   }
-  weight_memory_ = Buffer(weight_bytes, device, "weights");
-  if (master_bytes > 0) master_memory_ = Buffer(master_bytes, device, "master weights");
-  grad_memory_ = Buffer(
-      byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), device, "gradients");
-  if (slot_bytes > 0) slot_memory_ = Buffer(slot_bytes, device, "expert slots");
+  weight_memory_ = allocate(weight_bytes, "weights");
+  if (master_bytes > 0) master_memory_ = allocate(master_bytes, "master weights");
+  grad_memory_ =
+      allocate(byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), "gradients");
+  if (slot_bytes > 0) slot_memory_ = allocate(slot_bytes, "expert slots");
   grads_ = grad_memory_.view({grad_elements}, precision_.grad);
 
   std::size_t w = 0, m = 0, g = 0, t = 0;
@@ -201,7 +187,7 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   std::size_t buffer_bytes = 0;
   for (const auto& b : buffers_)
     buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
-  if (buffer_bytes > 0) buffer_memory_ = Buffer(buffer_bytes, device, "persistent buffers");
+  if (buffer_bytes > 0) buffer_memory_ = allocate(buffer_bytes, "persistent buffers");
   std::size_t offset = 0;
   for (const auto& b : buffers_) {
     buffer_views_.push_back(buffer_memory_.view(b.shape, b.dtype, offset));
@@ -210,32 +196,27 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   sealed_ = true;
 }
 
-void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
+void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
   MOESAIC_CHECK(sealed_, "initialize() comes after seal()");
-  const bool on_host = device_.kind == Device::Kind::cpu;
-  // On a device the values go through one staging tensor at a time.
+  BackendOwner owner({.device = device_,
+                      .mode = Stream::Mode::immediate,
+                      .num_threads = num_threads,
+                      .name = "initial values"});
+  Backend& backend = owner.backend();
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const ParameterSpec& spec = params_[i];
     for (std::int64_t e = 0; e < std::max<std::int64_t>(1, spec.members); ++e) {
-      const std::uint64_t key = mix64(seed ^ hash_name(member_name(id, e)));
-      const auto fill = [&](TensorView to) {
-        if (on_host) {
-          for (std::int64_t k = 0; k < to.numel(); ++k)
-            store(to, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
-          return;
-        }
-        const Buffer staging(to.bytes(), kCpu, "initial values");
-        const TensorView host = staging.view(to.shape(), to.dtype());
-        for (std::int64_t k = 0; k < to.numel(); ++k)
-          store(host, k, initial_value(spec.init, key, static_cast<std::uint64_t>(k)));
-        copy_tensor(to, host, stream);
-        stream.synchronize();
-      };
-      fill(weight(id, e));
-      if (!masters_are_weights(id)) fill(master(id, e));
+      run(backend,
+          InitialValues{.y = weight(id, e),
+                        .copy = masters_are_weights(id) ? TensorView() : master(id, e),
+                        .kind = spec.init.kind,
+                        .a = spec.init.a,
+                        .b = spec.init.b,
+                        .key = mix64(seed ^ hash_name(member_name(id, e)))});
     }
   }
+  Stream& stream = stream_of(backend);
   for (auto& s : storages_) {
     if (s.members == 0) continue;
     const Buffer staging(s.slots.bytes(), kCpu, "initial values");
@@ -246,17 +227,11 @@ void ParameterStore::initialize(std::uint64_t seed, Stream& stream) {
     stream.synchronize();
   }
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const TensorView view = buffer_views_[i];
     if (buffers_[i].initial == 0) {
-      zero_tensor(view, stream);
-      continue;
+      zero_tensor(buffer_views_[i], stream);
+    } else {
+      run(backend, Fill{.y = buffer_views_[i], .value = buffers_[i].initial});
     }
-    const Buffer staging(view.bytes(), kCpu, "initial values");
-    const TensorView host = staging.view(view.shape(), view.dtype());
-    for (std::int64_t k = 0; k < view.numel(); ++k)
-      store(host, k, buffers_[i].initial);
-    copy_tensor(view, host, stream);
-    stream.synchronize();
   }
   stream.synchronize();
 }

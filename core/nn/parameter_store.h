@@ -6,22 +6,16 @@
 #include <vector>
 
 #include "core/base/tensor.h"
+#include "kernels/ops/initial_values.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
 
 namespace moesaic {
 
-/// How a parameter starts. The values depend on (seed, logical name, element index) alone, and are made on the host by
-/// integer and exact operations, so that every layout and backend starts from the same bits.
+/// How a parameter starts (InitialValues says what a and b are). The values depend on (seed, logical name, element
+/// index) alone, so that every layout and backend starts from the same bits.
 struct Init {
-  enum class Kind : std::uint8_t {
-    zeros,
-    ones,
-    normal,       ///< normal, std `a`, redrawn outside 3 std
-    uniform,      ///< in [a, b]
-    log_uniform,  ///< log of a number uniform in [a, b] (A_log of Kimi-Linear)
-    inverse_softplus,  ///< dt + log(1 - e^-dt), dt = max(1e-4, e^u), u uniform in [log a, log b] (dt_bias)
-  };
+  using Kind = InitialKind;
   Kind kind = Kind::normal;
   double a = 0.02;
   double b = 0.0;
@@ -143,9 +137,17 @@ class ParameterStore {
   /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
   /// one is an error that names them).
   void seal(Device device, std::span<const char> ever_trained = {});
+  /// The same on memory that is not there, for dry runs that find out what a run needs.
+  void seal_pretend(Device device, std::span<const char> ever_trained = {});
   bool sealed() const noexcept { return sealed_; }
-  /// Fills all parameters by their Init and buffers with zeros.
-  void initialize(std::uint64_t seed, Stream& stream);
+  bool is_pretend() const noexcept { return pretend_; }
+  /// Memory like that of the store: on its device, and pretend when the store is.
+  Buffer allocate(std::size_t bytes, const std::string& tag) const;
+  /// What the store itself holds, by tag.
+  std::vector<MemoryUse> memory_use() const;
+  /// Fills all parameters by their Init and buffers with their initial values, on a stream of its own, and waits.
+  /// `num_threads`: of the CPU backend.
+  void initialize(std::uint64_t seed, int num_threads = 1);
 
   // --- kernels' side
   WeightLease acquire(StorageId id, Stream& stream) const;
@@ -153,6 +155,13 @@ class ParameterStore {
   TensorView grad(StorageId id) const;
   ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
   TensorView buffer(BufferId id) const;
+
+  // --- storages as a whole, for work that is the same for all their parameters
+  std::size_t num_storages() const noexcept { return storages_.size(); }
+  /// Parameters of a storage in the order of their rows; with members, each member holds all of them in turn.
+  std::span<const ParamId> params_of(StorageId id) const { return at(id).params; }
+  TensorView storage_weight(StorageId id) const { return at(id).weight; }
+  TensorView storage_master(StorageId id) const { return at(id).master; }
 
   // --- the logical side; member 0 for single tensors
   std::span<const ParameterSpec> params() const noexcept { return params_; }
@@ -163,6 +172,10 @@ class ParameterStore {
   TensorView weight(ParamId id, std::int64_t member) const;
   TensorView master(ParamId id, std::int64_t member) const;
   TensorView gradient(ParamId id, std::int64_t member) const;
+  /// The same part of any memory with the layout of the whole storage (optimizer state).
+  TensorView part_of(const TensorView& storage, ParamId id, std::int64_t member) const {
+    return box(storage, id, member);
+  }
   StorageId storage_of(ParamId id) const {
     return param_place_[static_cast<std::size_t>(id.index)].storage;
   }
@@ -176,6 +189,10 @@ class ParameterStore {
   }
 
   TensorView all_grads() const { return grads_; }  ///< one flat span
+  /// The storage that the next declaration makes, before seal().
+  StorageId next_storage() const noexcept { return {static_cast<std::int32_t>(storages_.size())}; }
+  /// Where the gradients of storages from `first` on begin in all_grads(), in elements.
+  std::int64_t gradients_begin(StorageId first) const;
   void zero_grads(Stream& stream) const;
   /// Rounds masters into the weights that kernels read (a no-op where they are the same memory).
   bool masters_are_weights(ParamId id) const;
@@ -211,7 +228,7 @@ class ParameterStore {
   std::vector<TensorView> buffer_views_;
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
   TensorView grads_;
-  bool sealed_ = false;
+  bool sealed_ = false, pretend_ = false;
 };
 
 }  // namespace moesaic

@@ -111,6 +111,9 @@ struct RunContext {
   TensorView step_scalars;  ///< StepScalars: divisors of the losses and more
   TensorView losses;        ///< stats [kNumLosses]: sums of this step, see core/nn/losses.h
   bool training = true;
+  /// Told during backward that the gradients of `first` and all storages after it are final for this micro-batch (never
+  /// while weight gradients are deferred); may be empty.
+  std::function<void(StorageId first)> gradients_final;
 };
 
 /// The activations of one layer for one micro-batch.

@@ -72,14 +72,6 @@ double LrSchedule::at(std::int64_t step) const noexcept {
   return floor + (peak - floor) * falling(shape, progress(step, start, decay_steps));
 }
 
-LrSchedule::Kind lr_schedule_kind_from_name(const std::string& text) {
-  if (text == "constant") return LrSchedule::Kind::constant;
-  if (text == "cosine") return LrSchedule::Kind::cosine;
-  if (text == "wsd") return LrSchedule::Kind::wsd;
-  throw UsageError(
-      fmt::format("learning-rate schedule '{}' is none of constant, cosine, wsd", text));
-}
-
 LrSchedule::Shape lr_decay_shape_from_name(const std::string& text) {
   if (text == "linear") return LrSchedule::Shape::linear;
   if (text == "cosine") return LrSchedule::Shape::cosine;

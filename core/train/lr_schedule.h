@@ -31,8 +31,6 @@ struct LrSchedule {
   double at(std::int64_t step) const noexcept;
 };
 
-/// "constant" | "cosine" | "wsd"; throws UsageError for another text.
-LrSchedule::Kind lr_schedule_kind_from_name(const std::string& text);
 /// "linear" | "cosine" | "1-sqrt"; throws UsageError for another text.
 LrSchedule::Shape lr_decay_shape_from_name(const std::string& text);
 

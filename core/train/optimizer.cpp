@@ -22,6 +22,12 @@ std::int64_t aligned(std::int64_t n) {
 ParamId id_of(std::size_t i) {
   return {static_cast<std::int32_t>(i)};
 }
+StorageId storage_id(std::size_t i) {
+  return {static_cast<std::int32_t>(i)};
+}
+TensorView reshaped(const TensorView& view, const Shape& shape) {
+  return view.empty() ? view : view.reshaped(shape);
+}
 std::int64_t members_of(const ParameterSpec& spec) {
   return std::max<std::int64_t>(1, spec.members);
 }
@@ -30,65 +36,105 @@ std::int64_t members_of(const ParameterSpec& spec) {
 Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     : params_(params), options_(options) {
   const DType master = params.precision().master;
-  std::int64_t elements = 0, num_partials = 0;
+  std::int64_t num_partials = 0;
   entries_.resize(params.params().size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParameterSpec& spec = params.params()[i];
-    Entry& e = entries_[i];
-    e.trained = params.ever_trained(id_of(i));
-    e.muon = options.muon && spec.matrix;
-    if (e.trained) {
-      elements += aligned(spec.count()) * (e.muon ? 1 : 2);
-      num_partials += members_of(spec);
-    }
-    if (options.ema_decay) elements += aligned(spec.count());
+    entries_[i].trained = params.ever_trained(id_of(i));
+    entries_[i].muon = options.muon && spec.matrix;
+    if (entries_[i].trained) num_partials += members_of(spec);
   }
-  const auto bytes = static_cast<std::size_t>(elements) * byte_size(master);
-  memory_ = Buffer(bytes, params.device(), "optimizer state");
-  std::int64_t at = 0;
-  const TensorView all = memory_.view({elements}, master);
-  const auto take = [&](std::int64_t n) {
-    const TensorView view = all.rows(at, at + n);
-    at += aligned(n);
-    return view;
-  };
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    Entry& e = entries_[i];
-    const std::int64_t n = params.params()[i].count();
-    if (e.trained && e.muon) e.momentum = take(n);
-    if (e.trained && !e.muon) {
-      e.m = take(n);
-      e.v = take(n);
-    }
-    if (options.ema_decay) e.average = take(n);
-  }
+  allocate_state(master);
+  // Phases may freeze any sets of parameters: no two need have been updated equally often.
+  const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
   const std::size_t scalar_bytes =
-      static_cast<std::size_t>(kMaxGroups * kNumStepScalars) * byte_size(master);
-  small_ = Buffer((scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
-                  params.device(),
-                  "step scalars");
-  scalars_ = small_.view({kMaxGroups, kNumStepScalars}, master);
+      static_cast<std::size_t>(max_groups * kNumStepScalars) * byte_size(master);
+  small_ = params.allocate(
+      (scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
+      "step scalars");
+  scalars_ = small_.view({max_groups, kNumStepScalars}, master);
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
-  host_ = Buffer(scalar_bytes + 64, kCpu, "step scalars, host");
-  host_scalars_ = host_.view({kMaxGroups, kNumStepScalars}, master);
+  host_ = params.is_pretend()
+              ? Buffer(scalar_bytes + 64, kCpu, "step scalars, host")
+              : make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
+  host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
+  host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
   group_updates_ = {0};
+  clear_state();
   if (!options.skip_untouched) return;
   std::int64_t most = 0;
   for (const ParameterSpec& spec : params.params())
     most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
   if (most == 0) return;
-  member_memory_ = Buffer(static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master),
-                          params.device(),
-                          "step scalars");
+  member_memory_ = params.allocate(
+      static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), "step scalars");
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
 }
 
-TensorView Optimizer::member_of(const TensorView& all, ParamId id, std::int64_t member) const {
-  if (all.empty()) return {};
-  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  const std::int64_t n = spec.shape.numel();
-  return all.rows(member * n, (member + 1) * n).reshaped(spec.shape);
+void Optimizer::allocate_state(DType master) {
+  states_.resize(params_.num_storages());
+  std::int64_t elements = 0;
+  // Counts first, then hands out.
+  for (const bool counting : {true, false}) {
+    TensorView all;
+    if (!counting) {
+      memory_ = params_.allocate(static_cast<std::size_t>(elements) * byte_size(master),
+                                 "optimizer state");
+      all = memory_.view({elements}, master);
+    }
+    std::int64_t at = 0;
+    const auto take = [&](TensorView& view, std::int64_t n) {
+      if (!counting) view = all.rows(at, at + n);
+      at += aligned(n);
+    };
+    for (std::size_t s = 0; s < states_.size(); ++s) {
+      const auto ids = params_.params_of(storage_id(s));
+      if (ids.empty()) continue;
+      const Entry& first = entry(ids.front());
+      for (const ParamId id : ids)
+        MOESAIC_CHECK(entry(id).trained == first.trained && entry(id).muon == first.muon,
+                      "the parameters of a storage are optimised alike");
+      const std::int64_t n = params_.storage_master(storage_id(s)).numel();
+      if (first.trained && first.muon) take(states_[s].momentum, n);
+      if (first.trained && !first.muon) {
+        take(states_[s].m, n);
+        take(states_[s].v, n);
+      }
+      if (options_.ema_decay) take(states_[s].average, n);
+    }
+    elements = at;
+  }
+}
+
+// Device memory starts with anything.
+void Optimizer::clear_state() {
+  Stream stream(params_.device(),
+                "optimizer state",
+                params_.is_pretend() ? Stream::Mode::dry : Stream::Mode::immediate);
+  if (memory_.bytes() > 0)
+    zero_tensor(memory_.view({static_cast<std::int64_t>(memory_.bytes())}, DType::u8), stream);
+  if (!params_.is_pretend()) stream.synchronize();
+}
+
+std::vector<MemoryUse> Optimizer::memory_use() const {
+  return {{"optimizer state", memory_.bytes()},
+          {"step scalars", small_.bytes() + member_memory_.bytes()}};
+}
+
+// Whether one op may do for all parameters of a storage what each of them needs.
+bool Optimizer::is_uniform(StorageId id) const {
+  const auto ids = params_.params_of(id);
+  const ParameterSpec& first = params_.params()[static_cast<std::size_t>(ids.front().index)];
+  for (const ParamId p : ids) {
+    const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(p.index)];
+    if (!(spec.shape == first.shape) || spec.decay != first.decay ||
+        params_.frozen(p) != params_.frozen(ids.front()) ||
+        entry(p).lr_scale != entry(ids.front()).lr_scale ||
+        entry(p).group != entry(ids.front()).group)
+      return false;
+  }
+  return true;
 }
 
 // Parameters that were updated as often share their bias corrections.
@@ -99,13 +145,6 @@ void Optimizer::assign_groups() {
     if (!e.trained || params_.frozen(id_of(i))) continue;
     auto it = std::find(group_updates_.begin(), group_updates_.end(), e.updates);
     if (it == group_updates_.end()) {
-      if (static_cast<int>(group_updates_.size()) == kMaxGroups) {
-        throw UsageError(
-            fmt::format("train.phases[].freeze: the parameters trained in one phase were trained "
-                        "for more than {} different numbers of steps "
-                        "before; freeze fewer different sets",
-                        kMaxGroups));
-      }
       it = group_updates_.insert(group_updates_.end(), e.updates);
     }
     e.group = static_cast<int>(it - group_updates_.begin());
@@ -122,23 +161,37 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
     const auto row = static_cast<std::int64_t>(g);
     values.write(host_scalars_.rows(row, row + 1).reshaped({kNumStepScalars}));
   }
-  copy_tensor(scalars_, host_scalars_, stream);
+  const auto rows = static_cast<std::int64_t>(group_updates_.size());
+  copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
+}
+
+void Optimizer::sum_squares(Backend& backend, StorageId id, std::int64_t& slot) {
+  const auto ids = params_.params_of(id);
+  if (ids.empty() || !entry(ids.front()).trained) return;
+  const std::int64_t members =
+      members_of(params_.params()[static_cast<std::size_t>(ids.front().index)]);
+  const auto count = members * static_cast<std::int64_t>(ids.size());
+  const TensorView partials = partials_.rows(slot, slot + count), grad = params_.grad(id);
+  slot += count;
+  if (!grad.empty() && is_uniform(id))
+    return run(backend, SumOfSquares{.partials = partials, .x = grad});
+  for (std::int64_t i = 0; i < count; ++i) {
+    const TensorView partial = partials.rows(i, i + 1);
+    const auto per_member = static_cast<std::int64_t>(ids.size());
+    const TensorView one =
+        params_.gradient(ids[static_cast<std::size_t>(i % per_member)], i / per_member);
+    if (one.empty()) {
+      run(backend, Fill{.y = partial, .value = 0.0});
+    } else {
+      run(backend, SumOfSquares{.partials = partial, .x = one});
+    }
+  }
 }
 
 void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
   std::int64_t slot = 0;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!entries_[i].trained) continue;
-    for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e, ++slot) {
-      const TensorView partial = partials_.rows(slot, slot + 1);
-      const TensorView grad = params_.gradient(id_of(i), e);
-      if (grad.empty()) {
-        run(backend, Fill{.y = partial, .value = 0.0});
-      } else {
-        run(backend, SumOfSquares{.partials = partial, .x = grad});
-      }
-    }
-  }
+  for (std::size_t s = 0; s < states_.size(); ++s)
+    sum_squares(backend, storage_id(s), slot);
   run(backend,
       ClipFactor{.scalars = scalars(),
                  .norm = norm_,
@@ -155,6 +208,42 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
       copy_tensor(to, scalars().rows(index_of(s), index_of(s) + 1), stream_of(backend));
     }
   }
+}
+
+void Optimizer::update_storage(Backend& backend, StorageId id) {
+  const auto ids = params_.params_of(id);
+  if (ids.empty() || !entry(ids.front()).trained) return;
+  const ParamId first = ids.front();
+  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(first.index)];
+  const Entry& e = entry(first);
+  const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
+  const bool by_blocks = e.muon && options_.muon_per_head && !spec.blocks.empty();
+  if (by_use || by_blocks || !is_uniform(id)) {
+    for (const ParamId p : ids) {
+      if (!params_.frozen(p)) update_family(backend, p);
+    }
+    return;
+  }
+  if (params_.frozen(first)) return;
+  // All members and all parameters of each: matrices of one shape, one after the other.
+  const std::int64_t matrices = members_of(spec) * static_cast<std::int64_t>(ids.size());
+  const State& state = state_of(first);
+  const TensorView master = params_.storage_master(id);
+  const Shape flat{master.numel()};
+  const Shape shape = e.muon ? Shape{matrices, spec.shape[0], spec.shape[1]} : flat;
+  update_tensors(
+      backend,
+      e,
+      {.master = master.reshaped(shape),
+       .compute = params_.masters_are_weights(first) ? TensorView()
+                                                     : params_.storage_weight(id).reshaped(shape),
+       .gradient = params_.grad(id).reshaped(shape),
+       .m = reshaped(state.m, shape),
+       .v = reshaped(state.v, shape),
+       .momentum = reshaped(state.momentum, shape)},
+      spec,
+      {},
+      scalars_.rows(e.group, e.group + 1).reshaped({kNumStepScalars}));
 }
 
 void Optimizer::update_family(Backend& backend, ParamId id) {
@@ -180,37 +269,55 @@ void Optimizer::update_one(Backend& backend,
                            ParamId id,
                            std::int64_t member,
                            ConstTensorView scalars) {
-  const Entry& e = entries_[static_cast<std::size_t>(id.index)];
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  const TensorView master = params_.master(id, member);
-  const TensorView compute =
-      params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member);
+  const State& state = state_of(id);
+  std::vector<RowBlock> blocks;
+  if (options_.muon_per_head) {
+    for (const RowRange& r : spec.blocks)
+      blocks.push_back({r.begin, r.end});
+  }
+  update_tensors(
+      backend,
+      entry(id),
+      {.master = params_.master(id, member),
+       .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
+       .gradient = params_.gradient(id, member),
+       .m = params_.part_of(state.m, id, member),
+       .v = params_.part_of(state.v, id, member),
+       .momentum = params_.part_of(state.momentum, id, member)},
+      spec,
+      blocks,
+      scalars);
+}
+
+void Optimizer::update_tensors(Backend& backend,
+                               const Entry& e,
+                               const Tensors& t,
+                               const ParameterSpec& spec,
+                               const std::vector<RowBlock>& blocks,
+                               ConstTensorView scalars) {
   const double decay = spec.decay ? options_.weight_decay : 0.0;
   if (e.muon) {
-    MuonUpdate op{.w = master,
-                  .momentum = member_of(e.momentum, id, member),
-                  .w_compute = compute,
-                  .dw = params_.gradient(id, member),
-                  .scalars = scalars,
-                  .blocks = {},
-                  .lr_scale = e.lr_scale,
-                  .weight_decay = decay,
-                  .mu = options_.muon_momentum,
-                  .nesterov = options_.muon_nesterov,
-                  .num_iterations = options_.ns_steps};
-    if (options_.muon_per_head) {
-      for (const RowRange& r : spec.blocks)
-        op.blocks.push_back({r.begin, r.end});
-    }
-    run(backend, op);
+    run(backend,
+        MuonUpdate{.w = t.master,
+                   .momentum = t.momentum,
+                   .w_compute = t.compute,
+                   .dw = t.gradient,
+                   .scalars = scalars,
+                   .blocks = blocks,
+                   .lr_scale = e.lr_scale,
+                   .weight_decay = decay,
+                   .mu = options_.muon_momentum,
+                   .nesterov = options_.muon_nesterov,
+                   .num_iterations = options_.ns_steps});
     return;
   }
   run(backend,
-      AdamW{.w = master,
-            .m = member_of(e.m, id, member),
-            .v = member_of(e.v, id, member),
-            .w_compute = compute,
-            .dw = params_.gradient(id, member),
+      AdamW{.w = t.master,
+            .m = t.m,
+            .v = t.v,
+            .w_compute = t.compute,
+            .dw = t.gradient,
             .scalars = scalars,
             .lr_scale = e.lr_scale,
             .weight_decay = decay,
@@ -220,24 +327,21 @@ void Optimizer::update_one(Backend& backend,
 }
 
 void Optimizer::update(Backend& backend) {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const ParamId id = id_of(i);
-    if (entries_[i].trained && !params_.frozen(id)) update_family(backend, id);
-  }
+  for (std::size_t s = 0; s < states_.size(); ++s)
+    update_storage(backend, storage_id(s));
 }
 
 void Optimizer::average(Backend& backend) {
   if (!options_.ema_decay) return;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const ParamId id = id_of(i);
-    for (std::int64_t e = 0; e < members_of(params_.params()[i]); ++e) {
-      // The first average is the weight itself.
-      run(backend,
-          MovingAverage{.average = member_of(entries_[i].average, id, e),
-                        .w = params_.master(id, e),
-                        .scalars = scalars(),
-                        .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
-    }
+  for (std::size_t s = 0; s < states_.size(); ++s) {
+    if (states_[s].average.empty()) continue;
+    // The first average is the weight itself.
+    run(backend,
+        MovingAverage{
+            .average = states_[s].average,
+            .w = params_.storage_master(storage_id(s)).reshaped(states_[s].average.shape()),
+            .scalars = scalars(),
+            .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
   }
 }
 
@@ -264,16 +368,23 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
   }
 }
 
-Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
-  const TensorView norm_host = host_.view({1}, DType::f64, host_scalars_.bytes() / 8 * 8);
+void Optimizer::download_outcome(Stream& stream) {
   copy_tensor(host_scalars_, scalars_, stream);
-  copy_tensor(norm_host, norm_, stream);
-  stream.synchronize();
+  copy_tensor(host_norm_, norm_, stream);
+}
+
+Optimizer::Outcome Optimizer::outcome() const {
   const int skip = index_of(StepScalar::skip);
   const double flag = host_scalars_.dtype() == DType::f64
                           ? host_scalars_.as<double>()[skip]
                           : static_cast<double>(host_scalars_.as<float>()[skip]);
-  return {norm_host.as<double>()[0], flag != 0.0};
+  return {host_norm_.as<double>()[0], flag != 0.0};
+}
+
+Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {
+  download_outcome(stream);
+  stream.synchronize();
+  return outcome();
 }
 
 void Optimizer::end_step(const Outcome& outcome) {
@@ -287,16 +398,16 @@ std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> all;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParamId id = id_of(i);
-    const Entry& e = entries_[i];
+    const State& own = state_of(id);
     for (std::int64_t k = 0; k < members_of(params_.params()[i]); ++k) {
       const std::string name = params_.member_name(id, k);
       const auto add = [&](const char* kind, const TensorView& view) {
-        if (!view.empty()) all.push_back({kind + name, member_of(view, id, k)});
+        if (!view.empty()) all.push_back({kind + name, params_.part_of(view, id, k)});
       };
-      add("optimizer/m/", e.m);
-      add("optimizer/v/", e.v);
-      add("optimizer/momentum/", e.momentum);
-      add("ema/", e.average);
+      add("optimizer/m/", own.m);
+      add("optimizer/v/", own.v);
+      add("optimizer/momentum/", own.momentum);
+      add("ema/", own.average);
     }
   }
   return all;

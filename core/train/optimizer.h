@@ -7,6 +7,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/model.h"
 #include "core/nn/parameter_store.h"
+#include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/step_scalars.h"
 
@@ -43,7 +44,8 @@ class Optimizer {
   /// Writes `values` (with this optimizer's bias corrections filled in) to the device.
   void begin_step(StepScalars values, Stream& stream);
 
-  /// Norm of all gradients (one f64 partial per tensor, in declaration order), clip factor, and the skip flag when the
+  /// Norm of all gradients (one f64 partial per tensor; storages in the order of declaration, each member by member),
+  /// clip factor, and the skip flag when the
   /// norm or one of `guarded` is not finite.
   void clip(Backend& backend, ConstTensorView guarded);
   void update(Backend& backend);
@@ -52,11 +54,15 @@ class Optimizer {
   /// Moves the averages of the weights on (ema_decay), after everything that changes weights.
   void average(Backend& backend);
 
-  /// After the stream was synchronised: norm before clipping and whether the step was skipped, on the host.
+  /// Norm before clipping and whether the step was skipped, on the host.
   struct Outcome {
     double grad_norm = 0;
     bool skipped = false;
   };
+  /// Enqueues the copies that outcome() reads once the stream has passed them.
+  void download_outcome(Stream& stream);
+  Outcome outcome() const;
+  /// Both, with the wait in between.
   Outcome read_outcome(Stream& stream);
   /// Counts an update; call with what read_outcome() said.
   void end_step(const Outcome& outcome);
@@ -67,7 +73,8 @@ class Optimizer {
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;
   void load_counters(const StateValues& values);
-  std::size_t state_bytes() const noexcept { return memory_.bytes(); }
+  /// Device memory by tag.
+  std::vector<MemoryUse> memory_use() const;
 
  private:
   struct Entry {
@@ -75,19 +82,39 @@ class Optimizer {
     double lr_scale = 1;
     std::int64_t updates = 0;  // of this parameter; steps in which it was frozen do not count
     int group = 0;  // row of scalars_: parameters with as many updates share bias corrections
-    TensorView m, v, momentum, average;  // [members, …] flat
   };
-  static constexpr int kMaxGroups = 16;
-  TensorView member_of(const TensorView& all, ParamId id, std::int64_t member) const;
+  // Laid out like the storage, flat, so that what holds for all of its parameters is one op.
+  struct State {
+    TensorView m, v, momentum, average;
+  };
+  void allocate_state(DType master);
+  void clear_state();
+  const Entry& entry(ParamId id) const { return entries_[static_cast<std::size_t>(id.index)]; }
+  const State& state_of(ParamId id) const {
+    return states_[static_cast<std::size_t>(params_.storage_of(id).index)];
+  }
+  bool is_uniform(StorageId id) const;
+  void sum_squares(Backend& backend, StorageId id, std::int64_t& slot);
+  void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
+  struct Tensors {
+    TensorView master, compute, gradient, m, v, momentum;
+  };
+  void update_tensors(Backend& backend,
+                      const Entry& entry,
+                      const Tensors& tensors,
+                      const ParameterSpec& spec,
+                      const std::vector<RowBlock>& blocks,
+                      ConstTensorView scalars);
   void assign_groups();
 
   ParameterStore& params_;
   OptimizerOptions options_;
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_;  // by parameter
+  std::vector<State> states_;   // by storage
   Buffer memory_, small_;
-  TensorView scalars_, host_scalars_, partials_, norm_;
+  TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
   std::vector<std::int64_t> group_updates_;

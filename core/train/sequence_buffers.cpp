@@ -10,19 +10,23 @@ namespace {
 constexpr int kRows = 5;  // tokens, targets, positions, mtp tokens, mtp targets; then cu
 }
 
-SequenceBuffers::SequenceBuffers(std::int64_t tokens, Device device, bool with_mtp)
-    : with_mtp_(with_mtp), tokens_(tokens) {
-  const auto bytes = static_cast<std::size_t>(kRows * tokens + tokens + 1) * 4;
-  host_ = Buffer(bytes, kCpu, "batches, host");
+std::size_t SequenceBuffers::device_bytes(std::int64_t most_tokens) noexcept {
+  return static_cast<std::size_t>(kRows * most_tokens + most_tokens + 1) * 4;
+}
+
+SequenceBuffers::SequenceBuffers(std::int64_t most_tokens, Device device, bool with_mtp)
+    : with_mtp_(with_mtp), most_tokens_(most_tokens) {
+  const std::size_t bytes = device_bytes(most_tokens);
+  host_ = make_host_buffer(bytes, device, "batches, host");
   device_memory_ = Buffer(bytes, device, "batches");
 }
 
 void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
-  MOESAIC_CHECK(static_cast<std::int64_t>(batch.tokens.size()) == tokens_,
-                "the batch does not fit its buffers");
+  const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+  MOESAIC_CHECK(tokens <= most_tokens_, "the batch does not fit its buffers");
   auto* host =
       host_.view({static_cast<std::int64_t>(host_.bytes() / 4)}, DType::i32).as<std::int32_t>();
-  const auto t = static_cast<std::size_t>(tokens_);
+  const auto t = batch.tokens.size();
   std::memcpy(host, batch.tokens.data(), t * 4);
   std::memcpy(host + t, batch.labels.data(), t * 4);
   std::memcpy(host + 2 * t, batch.positions.data(), t * 4);
@@ -40,10 +44,10 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
     num_mtp_targets_ += mtp_targets[i] != kIgnoredTarget ? 1 : 0;
   }
   std::memcpy(host + kRows * t, batch.cu.data(), batch.cu.size() * 4);
-  const std::int64_t used = kRows * tokens_ + static_cast<std::int64_t>(batch.cu.size());
+  const std::int64_t used = kRows * tokens + static_cast<std::int64_t>(batch.cu.size());
   const TensorView all = device_memory_.view({used}, DType::i32);
   copy_tensor(all, host_.view({used}, DType::i32), stream);
-  const auto row = [&](std::int64_t r) { return all.rows(r * tokens_, (r + 1) * tokens_); };
+  const auto row = [&](std::int64_t r) { return all.rows(r * tokens, (r + 1) * tokens); };
   sequence_ = {};
   sequence_.tokens = row(0);
   sequence_.targets = row(1);
@@ -52,7 +56,7 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
     sequence_.mtp_tokens = row(3);
     sequence_.mtp_targets = row(4);
   }
-  sequence_.cu = all.rows(kRows * tokens_, used);
+  sequence_.cu = all.rows(kRows * tokens, used);
 }
 
 }  // namespace moesaic

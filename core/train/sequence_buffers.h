@@ -8,10 +8,11 @@
 
 namespace moesaic {
 
-/// Device memory for one micro-batch of tokens, filled from the data layer's batch.
+/// Device memory for one micro-batch of at most `most_tokens` tokens, filled from the data layer's batch.
 class SequenceBuffers {
  public:
-  SequenceBuffers(std::int64_t tokens, Device device, bool with_mtp);
+  SequenceBuffers(std::int64_t most_tokens, Device device, bool with_mtp);
+  static std::size_t device_bytes(std::int64_t most_tokens) noexcept;
   /// Copies in stream order; the host side is kept here until the next load(), which must come after the stream has
   /// passed this one.
   void load(const data::Batch& batch, Stream& stream);
@@ -24,7 +25,7 @@ class SequenceBuffers {
 
  private:
   bool with_mtp_;
-  std::int64_t tokens_;
+  std::int64_t most_tokens_;
   Buffer host_, device_memory_;
   Sequence sequence_;
   std::int64_t num_mtp_targets_ = 0, num_valid_targets_ = 0;

@@ -51,7 +51,8 @@ StepMemory measure_step(Model& model,
     named.moe->set_margins(margins, margins);
   }
   // The number of documents in a micro-batch is data: the extremes bound what ops take.
-  for (const std::int64_t documents : {std::int64_t{1}, tokens}) {
+  for (const std::int64_t documents :
+       {std::int64_t{1}, std::max<std::int64_t>(1, extents.most_documents)}) {
     const Sequence sequence = pretend_sequence(tokens, documents, extents.mtp, device);
     WeightGradients at_once;
     RunContext context{owner.backend(),
@@ -80,6 +81,64 @@ StepMemory measure_step(Model& model,
   memory.scratch = std::max<std::size_t>(owner.scratch().high_water_bytes(), 4096);
   memory.transient = std::max<std::size_t>(transient.high_water_bytes(), 4096);
   return memory;
+}
+
+StepMemory measure_run(const config::Config& config,
+                       const std::vector<Phase>& phases,
+                       std::span<const data::DocumentBound> documents,
+                       Model& model,
+                       ParameterStore& params,
+                       Optimizer* optimizer,
+                       Device device,
+                       const RecomputePolicy& policy) {
+  StepMemory most;
+  for (const Phase& phase : phases) {
+    // Dense attention needs other temporaries than sparse.
+    model.set_sparse_stage(phase.sparse);
+    std::int64_t most_documents = 0;
+    for (const auto& bound : documents)
+      most_documents =
+          std::max(most_documents, bound.in(config.train.micro_batch_size, phase.sequence_length));
+    const StepMemory m =
+        measure_step(model,
+                     params,
+                     optimizer,
+                     device,
+                     static_cast<int>(config.run.threads),
+                     {.tokens = phase.sequence_length * config.train.micro_batch_size,
+                      .step_tokens = phase.sequence_length * config.train.global_batch_size,
+                      .most_documents = most_documents,
+                      .mtp = config.model.mtp.num_nextn_predict_layers > 0},
+                     policy);
+    most.scratch = std::max(most.scratch, m.scratch);
+    most.transient = std::max(most.transient, m.transient);
+    most.slot = std::max(most.slot, m.slot);
+  }
+  return most;
+}
+
+StepBuffers step_buffers(const config::Config& config,
+                         const std::vector<Phase>& phases,
+                         Model& model,
+                         const ParameterStore& params,
+                         int ranks) {
+  const auto& train = config.train;
+  StepBuffers sizes;
+  sizes.micro_batches = train.global_batch_size / ranks / train.micro_batch_size;
+  std::int64_t experts = 0;  // over all layers with the exact rule
+  for (const auto& named : model.moe_layers()) {
+    const MoeOptions& o = named.moe->options();
+    experts += o.bias_rule == BiasRule::quantile_exact ? o.experts : 0;
+  }
+  for (const Phase& phase : phases) {
+    sizes.micro_batch_tokens =
+        std::max(sizes.micro_batch_tokens, phase.sequence_length * train.micro_batch_size);
+    const auto margins =
+        static_cast<std::size_t>(phase.sequence_length * train.global_batch_size * experts) *
+        byte_size(params.precision().stats);
+    sizes.margins = std::max(sizes.margins, margins);
+  }
+  return sizes;
 }
 
 }  // namespace moesaic

@@ -1,8 +1,13 @@
 #pragma once
 #include <cstdint>
+#include <span>
+#include <vector>
 
+#include "core/config/config.h"
+#include "core/data/document_bound.h"
 #include "core/model/model.h"
 #include "core/train/optimizer.h"
+#include "core/train/phases.h"
 
 namespace moesaic {
 
@@ -13,10 +18,23 @@ struct StepMemory {
   std::size_t slot = 0;       ///< saved activations of one micro-batch
 };
 
+/// What a run keeps beside them for its batches, for the phase that needs most.
+struct StepBuffers {
+  std::int64_t micro_batches = 0;       ///< of one rank in a step
+  std::int64_t micro_batch_tokens = 0;  ///< at most
+  std::size_t margins = 0;              ///< bytes that the exact balancing rule needs
+};
+StepBuffers step_buffers(const config::Config& config,
+                         const std::vector<Phase>& phases,
+                         Model& model,
+                         const ParameterStore& params,
+                         int ranks);
+
 struct StepExtents {
-  std::int64_t tokens = 0;       ///< of a micro-batch
-  std::int64_t step_tokens = 0;  ///< of the global batch
-  bool mtp = false;              ///< micro-batches carry targets of the MTP module
+  std::int64_t tokens = 0;          ///< of a micro-batch
+  std::int64_t step_tokens = 0;     ///< of the global batch
+  std::int64_t most_documents = 0;  ///< of a micro-batch
+  bool mtp = false;                 ///< micro-batches carry targets of the MTP module
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
@@ -28,5 +46,15 @@ StepMemory measure_step(Model& model,
                         int num_threads,
                         const StepExtents& extents,
                         const RecomputePolicy& policy);
+
+/// The most of every kind over all phases of a run.
+StepMemory measure_run(const config::Config& config,
+                       const std::vector<Phase>& phases,
+                       std::span<const data::DocumentBound> documents,
+                       Model& model,
+                       ParameterStore& params,
+                       Optimizer* optimizer,
+                       Device device,
+                       const RecomputePolicy& policy);
 
 }  // namespace moesaic

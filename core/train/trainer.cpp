@@ -81,74 +81,66 @@ void Trainer::check_data() const {
                                       static_cast<std::uint64_t>(config.run.seed),
                                       phase.index,
                                       phase.sequence_length);
-    if (!parts_.valid) continue;
-    const data::ValidationSet held_out(
-        parts_.valid, phase.sequence_length, config.train.micro_batch_size);
-    if (held_out.num_samples() < config.train.micro_batch_size) {
-      throw UsageError(
-          fmt::format("data.valid: {} holds {} sequence(s) of {} tokens, fewer than "
-                      "train.micro_batch_size ({}); give more text, or set "
-                      "train.micro_batch_size={}",
-                      parts_.valid->name(),
-                      held_out.num_samples(),
-                      phase.sequence_length,
-                      config.train.micro_batch_size,
-                      held_out.num_samples()));
-    }
+    if (parts_.valid) const data::ValidationSet held_out(parts_.valid, phase.sequence_length, 1);
   }
 }
 
 void Trainer::allocate() {
   const auto& config = *parts_.config;
-  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
-  const int threads = static_cast<int>(config.run.threads);
-  for (const Phase& phase : phases_) {
-    const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
-    parts_.model->set_sparse_stage(
-        phase.sparse);  // dense attention needs other temporaries than sparse
-    const StepMemory m =
-        measure_step(*parts_.model,
-                     *parts_.params,
-                     parts_.optimizer,
-                     parts_.device,
-                     threads,
-                     {.tokens = tokens,
-                      .step_tokens = phase.sequence_length * config.train.global_batch_size,
-                      .mtp = mtp},
-                     parts_.recompute);
-    memory_.scratch = std::max(memory_.scratch, m.scratch);
-    memory_.transient = std::max(memory_.transient, m.transient);
-    memory_.slot = std::max(memory_.slot, m.slot);
-  }
-  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{.device = parts_.device,
-                                                                  .mode = parts_.stream_mode,
-                                                                  .num_threads = threads,
-                                                                  .scratch_bytes = memory_.scratch,
-                                                                  .name = "main"});
+  std::vector<data::DocumentBound> documents{data::DocumentBound(*parts_.train)};
+  if (parts_.valid) documents.emplace_back(*parts_.valid);
+  memory_ = measure_run(config,
+                        phases_,
+                        documents,
+                        *parts_.model,
+                        *parts_.params,
+                        parts_.optimizer,
+                        parts_.device,
+                        parts_.recompute);
+  allocate_batches();
+  backend_ = std::make_unique<BackendOwner>(
+      BackendOwner::Options{.device = parts_.device,
+                            .mode = parts_.stream_mode,
+                            .num_threads = static_cast<int>(config.run.threads),
+                            .scratch_bytes = memory_.scratch,
+                            .name = "main"});
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
   losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
-  host_losses_ = Buffer(kNumLosses * 8, kCpu, "losses, host");
+  if (ranks() > 1)
+    reduction_ =
+        std::make_unique<GradientReduction>(*parts_.params, *parts_.world, parts_.stream_mode);
+  // What a step reports comes back in one go: the losses, then the counts of the experts.
+  std::size_t bytes = kNumLosses * 8;
+  for (const auto& named : parts_.model->moe_layers())
+    bytes += parts_.params->buffer(named.moe->counts()).bytes();
+  host_results_ = make_host_buffer(bytes, parts_.device, "results, host");
+}
+
+// For the phase that needs most, so that nothing is allocated once training has begun.
+void Trainer::allocate_batches() {
+  const auto& config = *parts_.config;
+  const StepBuffers sizes = step_buffers(config, phases_, *parts_.model, *parts_.params, ranks());
+  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
+  for (std::int64_t i = 0; i < sizes.micro_batches; ++i)
+    micro_batches_.push_back(
+        std::make_unique<SequenceBuffers>(sizes.micro_batch_tokens, parts_.device, mtp));
+  if (sizes.margins > 0) margin_memory_ = Buffer(sizes.margins, parts_.device, "balance margins");
 }
 
 void Trainer::enter_phase(const Phase& phase) {
   if (phase_ == phase.index) return;
   backend_->stream().synchronize();
   phase_ = phase.index;
+  prepared_step_ = -1;
   const auto& config = *parts_.config;
-  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
   const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
   parts_.model->plan({tokens}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
-  const std::int64_t local =
-      config.train.global_batch_size / ranks() / config.train.micro_batch_size;
-  micro_batches_.clear();
-  for (std::int64_t i = 0; i < local; ++i)
-    micro_batches_.push_back(std::make_unique<SequenceBuffers>(tokens, parts_.device, mtp));
   dataset_ = std::make_unique<data::PackedDataset>(parts_.train,
                                                    static_cast<std::uint64_t>(config.run.seed),
                                                    phase.index,
@@ -169,18 +161,18 @@ void Trainer::enter_phase(const Phase& phase) {
     parts_.optimizer->set_lr_scale(id, scale);
   }
   choose_balanced(phase);
-  const std::int64_t rank_tokens = tokens * local;
+  place_margins(tokens * static_cast<std::int64_t>(micro_batches_.size()));
+}
+
+// The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
+void Trainer::place_margins(std::int64_t rank_tokens) {
   std::vector<MoeLayer*> exact;
   for (const auto& named : parts_.model->moe_layers()) {
     if (named.moe->options().bias_rule == BiasRule::quantile_exact) exact.push_back(named.moe);
   }
   if (exact.empty()) return;
-  // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
   const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
   const DType stats = parts_.params->precision().stats;
-  margin_memory_ = Buffer(exact.size() * static_cast<std::size_t>(all * experts) * byte_size(stats),
-                          parts_.device,
-                          "balance margins");
   const TensorView margins =
       margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
   for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -213,17 +205,24 @@ TensorView Trainer::some_gradient() const {
   return {};
 }
 
-void Trainer::load_batches(const Phase& phase) {
+// What step `step` (from 0) reads, a pure function of its number; made while the device is busy with the step before.
+void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
   const auto& train = parts_.config->train;
-  const std::int64_t first =
-      (step_ - phase.begin) * train.global_batch_size;  // step_ counts finished steps
+  const std::int64_t first = (step - phase.begin) * train.global_batch_size;
   const data::SampleRange share =
       data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+  prepared_.clear();
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
     const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
-    micro_batches_[i]->load(dataset_->batch({share.first + offset, train.micro_batch_size}),
-                            backend_->stream());
+    prepared_.push_back(dataset_->batch({share.first + offset, train.micro_batch_size}));
   }
+  prepared_step_ = step;
+}
+
+void Trainer::load_batches(const Phase& phase) {
+  if (prepared_step_ != step_) prepare_batches(phase, step_);  // step_ counts finished steps
+  for (std::size_t i = 0; i < micro_batches_.size(); ++i)
+    micro_batches_[i]->load(prepared_[i], backend_->stream());
 }
 
 // Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
@@ -261,12 +260,13 @@ void Trainer::reset_step_buffers() {
   }
   for (const auto& named : parts_.model->moe_layers())
     named.moe->reset_margins();
+  if (reduction_) reduction_->begin();
 }
 
 void Trainer::reduce_over_ranks() {
-  if (parts_.world == nullptr || ranks() == 1) return;
+  if (ranks() == 1) return;
   Stream& stream = backend_->stream();
-  parts_.world->all_reduce(parts_.params->all_grads(), ReduceOp::sum, stream);
+  reduction_->finish(stream);
   parts_.world->all_reduce(losses_, ReduceOp::sum, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -284,7 +284,8 @@ RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
           buffers.sequence(),
           parts_.optimizer->scalars(),
           losses_,
-          training};
+          training,
+          {}};
 }
 
 StepStats Trainer::step() {
@@ -295,14 +296,19 @@ StepStats Trainer::step() {
   const StepScalars scalars = count_batches(phase);
   parts_.optimizer->begin_step(scalars, backend_->stream());
   reset_step_buffers();
+  if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
+    run(backend_->backend(),
+        Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
+  }
   for (const auto& buffers : micro_batches_) {
     RunContext c = context(*buffers, true);
     parts_.model->forward(c, *activations_);
+    if (reduction_ && buffers == micro_batches_.back()) {
+      c.gradients_final = [this](StorageId first) {
+        reduction_->final_from(first, backend_->stream());
+      };
+    }
     parts_.model->backward(c, *activations_);
-  }
-  if (parts_.config->debug.inject_nan_step == step_ + 1) {
-    run(backend_->backend(),
-        Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
   }
   reduce_over_ranks();
   parts_.optimizer->clip(backend_->backend(), losses_);
@@ -312,6 +318,7 @@ StepStats Trainer::step() {
   update_balance(
       backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
 
+  if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
   StepStats stats;
   read_results(stats, scalars);
   ++step_;
@@ -321,10 +328,16 @@ StepStats Trainer::step() {
   return stats;
 }
 
+// The step's one wait of the host: everything that it reports is copied first.
 void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
-  const TensorView host = host_losses_.view({kNumLosses}, losses_.dtype());
-  copy_tensor(host, losses_, backend_->stream());
-  const Optimizer::Outcome outcome = parts_.optimizer->read_outcome(backend_->stream());
+  Stream& stream = backend_->stream();
+  const TensorView host = host_losses();
+  copy_tensor(host, losses_, stream);
+  const std::vector<TensorView> counts = download_expert_counts();
+  parts_.optimizer->download_outcome(stream);
+  stream.synchronize();
+  if (reduction_) reduction_->synchronize();
+  const Optimizer::Outcome outcome = parts_.optimizer->outcome();
   parts_.optimizer->end_step(outcome);
   const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
   stats.loss = loss(Loss::cross_entropy) / scalars.loss_divisor;
@@ -336,29 +349,42 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.skipped = outcome.skipped;
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
-  stats.experts = read_expert_loads();
+  stats.experts = expert_loads(counts);
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
 
-std::vector<ExpertLoad> Trainer::read_expert_loads() {
-  std::vector<ExpertLoad> loads;
+TensorView Trainer::host_losses() const {
+  return host_results_.view({kNumLosses}, losses_.dtype());
+}
+
+// Enqueues the copies; one host view per mixture.
+std::vector<TensorView> Trainer::download_expert_counts() {
+  std::vector<TensorView> all;
+  std::size_t at = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers()) {
     const TensorView counts = parts_.params->buffer(named.moe->counts());
-    const Buffer memory(counts.bytes(), kCpu, "expert counts, host");
-    const TensorView host = memory.view(counts.shape(), counts.dtype());
-    copy_tensor(host, counts, backend_->stream());
-    backend_->stream().synchronize();
+    all.push_back(host_results_.view(counts.shape(), counts.dtype(), at));
+    copy_tensor(all.back(), counts, backend_->stream());
+    at += counts.bytes();
+  }
+  return all;
+}
+
+std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<TensorView>& counts) {
+  std::vector<ExpertLoad> loads;
+  const auto layers = parts_.model->moe_layers();
+  for (std::size_t l = 0; l < layers.size(); ++l) {
     ExpertLoad load;
-    load.layer = named.layer;
+    load.layer = layers[l].layer;
     double sum = 0, most = 0;
-    for (std::int64_t e = 0; e < host.numel(); ++e) {
-      const double n = host_value(host, e);
+    for (std::int64_t e = 0; e < counts[l].numel(); ++e) {
+      const double n = host_value(counts[l], e);
       sum += n;
       most = std::max(most, n);
       load.dead_experts += n == 0 ? 1 : 0;
     }
-    load.max_over_mean = sum > 0 ? most * static_cast<double>(host.numel()) / sum : 0;
+    load.max_over_mean = sum > 0 ? most * static_cast<double>(counts[l].numel()) / sum : 0;
     loads.push_back(load);
   }
   return loads;
@@ -374,7 +400,7 @@ EvalStats Trainer::evaluate(bool whole) {
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
   const data::ValidationSet& windows = whole ? *all : *validation_;
-  const std::int64_t batches = windows.num_samples() / micro;  // a rest is left out
+  const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
   for (std::int64_t b = rank(); b < batches; b += ranks()) {
@@ -386,7 +412,7 @@ EvalStats Trainer::evaluate(bool whole) {
     parts_.model->forward(c, *activations_);
   }
   if (ranks() > 1) parts_.world->all_reduce(losses_, ReduceOp::sum, backend_->stream());
-  const TensorView host = host_losses_.view({kNumLosses}, losses_.dtype());
+  const TensorView host = host_losses();
   copy_tensor(host, losses_, backend_->stream());
   backend_->stream().synchronize();
   EvalStats stats;
@@ -394,90 +420,6 @@ EvalStats Trainer::evaluate(bool whole) {
   stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) /
                static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
   return stats;
-}
-
-std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
-  std::vector<StateTensor> all;
-  for (std::size_t i = 0; i < params.params().size(); ++i) {
-    const ParamId id{static_cast<std::int32_t>(i)};
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e)
-      all.push_back({params.member_name(id, e), params.master(id, e)});
-  }
-  for (std::size_t i = 0; i < params.buffers().size(); ++i) {
-    const BufferSpec& spec = params.buffers()[i];
-    if (spec.lifetime != Lifetime::persistent) continue;
-    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name,
-                   params.buffer({static_cast<std::int32_t>(i)})});
-  }
-  return all;
-}
-
-void refresh_weights(const ParameterStore& params, Backend& backend) {
-  for (std::size_t i = 0; i < params.params().size(); ++i) {
-    const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.masters_are_weights(id)) continue;
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e)
-      run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
-  }
-}
-
-std::vector<StateTensor> Trainer::state() const {
-  std::vector<StateTensor> all = weight_tensors(*parts_.params);
-  const auto optimizer = parts_.optimizer->state();
-  all.insert(all.end(), optimizer.begin(), optimizer.end());
-  return all;
-}
-
-// What decided which samples were used up to this step. Later phases may still change, and the present one's end.
-std::string Trainer::data_order() const {
-  std::string text = fmt::format("run.seed={} train.global_batch_size={} tokens of data.train={}",
-                                 parts_.config->run.seed,
-                                 parts_.config->train.global_batch_size,
-                                 parts_.train->num_tokens());
-  for (const Phase& p : phases_) {
-    if (p.begin == 0 || p.begin < step_)
-      text += fmt::format(" sequence_length={} after step {}", p.sequence_length, p.begin);
-  }
-  return text;
-}
-
-StateValues Trainer::values() const {
-  StateValues v;
-  v.integers["step"] = step_;
-  v.integers["tokens_seen"] = tokens_seen_;
-  v.integers["skipped_steps"] = skipped_total_;
-  v.integers["consecutive_bad_steps"] = bad_steps_;
-  v.texts["data_order"] = data_order();
-  parts_.optimizer->save_counters(v);
-  return v;
-}
-
-void Trainer::load_values(const StateValues& values) {
-  const auto get = [&](const char* name) {
-    const auto it = values.integers.find(name);
-    if (it == values.integers.end())
-      throw InputError(fmt::format("the checkpoint's manifest holds no value '{}'", name));
-    return it->second;
-  };
-  step_ = get("step");
-  tokens_seen_ = get("tokens_seen");
-  skipped_total_ = get("skipped_steps");
-  bad_steps_ = get("consecutive_bad_steps");
-  const auto order = values.texts.find("data_order");
-  const std::string saved = order == values.texts.end() ? "nothing" : order->second;
-  if (saved != data_order()) {
-    throw UsageError(
-        fmt::format("the order of the data would change: the checkpoint was made with {}, this "
-                    "configuration says {}. Set these keys back, or start "
-                    "anew in another run.dir.",
-                    saved,
-                    data_order()));
-  }
-  parts_.optimizer->load_counters(values);
-  refresh_weights(*parts_.params, backend_->backend());
-  phase_ = -1;
 }
 
 }  // namespace moesaic

@@ -12,6 +12,7 @@
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/gradient_reduction.h"
 #include "core/train/metrics.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -75,6 +76,7 @@ class Trainer {
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
   /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
   void observe(OpObserver* observer) { backend_->observe(observer); }
+  void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
 
  private:
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
@@ -84,16 +86,21 @@ class Trainer {
   void check_data() const;
   std::string data_order() const;
   void allocate();
+  void allocate_batches();
   void enter_phase(const Phase& phase);
   void choose_balanced(const Phase& phase);
+  void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
+  void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
   StepScalars count_batches(const Phase& phase);
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
   void read_results(StepStats& stats, const StepScalars& scalars);
-  std::vector<ExpertLoad> read_expert_loads();
+  TensorView host_losses() const;
+  std::vector<TensorView> download_expert_counts();
+  std::vector<ExpertLoad> expert_loads(const std::vector<TensorView>& counts);
 
   Parts parts_;
   std::vector<Phase> phases_;
@@ -104,10 +111,13 @@ class Trainer {
   StepMemory memory_;
   Buffer slot_memory_, losses_memory_, margin_memory_;
   TensorView losses_;
-  Buffer host_losses_;
+  Buffer host_results_;
+  std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   std::unique_ptr<Model::MicroBatch> activations_;
   std::unique_ptr<data::PackedDataset> dataset_;
+  std::vector<data::Batch> prepared_;  // of step prepared_step_
+  std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;
   WeightGradients at_once_;
   std::int64_t step_ = 0;

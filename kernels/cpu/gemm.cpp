@@ -1,5 +1,6 @@
 #include "kernels/ops/gemm.h"
 
+#include "kernels/cpu/gemm_blas.h"
 #include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/scratch_slots.h"
 #include "kernels/cpu/thread_pool.h"
@@ -105,6 +106,7 @@ void gemm(ThreadPool& pool, const Gemm& op, const TensorView& slot_rows, const T
 
 void launch(CpuContext& context, const Gemm& op) {
   if (op.m() == 0 || op.n() == 0) return;
+  if (cpu::blas_takes(op)) return cpu::launch_blas_gemm(context, op);
   dispatch_float(op.a.dtype(), [&]<class T>(TypeTag<T>) {
     dispatch_weight<T>(op.c.dtype(), [&]<class C>(TypeTag<C>) {
       using A = acc_t<T>;

@@ -2,38 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
-#include "kernels/cpu/packed_gemm.h"
+#include "kernels/cpu/newton_schulz.h"
 #include "kernels/cpu/stats.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moesaic {
 namespace {
 
-constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
-constexpr double kNormFloor = 1e-7;
-constexpr std::int64_t kTile = 48;   // rows per unit of work; part of the bits of the norm
-constexpr std::int64_t kStrip = 12;  // rows of a symmetric product that share an end
-constexpr std::int64_t kGroup = 8;   // matrices in scratch at a time
-constexpr std::int64_t kLargeRows =
-    256;  // from here on threads share the rows of one matrix, else whole matrices
+using cpu::MatrixLoop;
 
-/// Calls body for tiles of kTile rows of [0, n): by one thread or by all; the tiles are the same.
-using Loop = std::function<void(std::int64_t n,
-                                const std::function<void(std::int64_t, std::int64_t)>& body)>;
-
-Loop serial_loop() {
-  return [](std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
-    for (std::int64_t i = 0; i < n; i += kTile)
-      body(i, std::min(n, i + kTile));
-  };
-}
-Loop shared_loop(ThreadPool& pool) {
-  return [&pool](std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
-    pool.parallel_for(n, kTile, body);
-  };
-}
+constexpr std::int64_t kGroup = 8;  // matrices in scratch at a time
 
 /// One row block of one matrix. In its wide orientation it is [m, n] with m <= n; `flip` when that
 /// is the transpose.
@@ -72,9 +51,9 @@ Workspace take_workspace(Arena& arena, const std::vector<Block>& blocks, DType d
   for (const Block& b : blocks) {
     wide = std::max(wide, b.m() * b.n());
     square = std::max(square, b.m() * b.m());
-    packed = std::max(packed, cpu::packed_size<float>(b.n(), b.m()));  // columns of x^T
-    packed = std::max(packed, cpu::packed_size<float>(b.m(), b.n()));  // columns of x
-    tiles = std::max(tiles, (b.m() + kTile - 1) / kTile);
+    packed = std::max(packed, cpu::NewtonSchulzIteration<float>::packed_elements(b.m(), b.n()));
+    const std::int64_t tile = cpu::small_matrix_loop().tile;  // the smaller one
+    tiles = std::max(tiles, (b.m() + tile - 1) / tile);
   }
   const std::int64_t group =
       std::clamp<std::int64_t>(static_cast<std::int64_t>(blocks.size()), 1, kGroup);
@@ -86,158 +65,41 @@ Workspace take_workspace(Arena& arena, const std::vector<Block>& blocks, DType d
           arena.take({group, tiles}, DType::f64, "muon.sums")};
 }
 
-template <class A>
-struct Iteration {
-  const Loop& loop;
-  std::int64_t m, n;
-  A* x;
-  A* other;
-  A* y;
-  A* z;
-  A* packed;
-  double* sums;
-
-  void normalise() const {
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-      const A* v = x;
-      const std::int64_t from = begin * n, to = end * n;
-      double sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (std::int64_t i = from; i < to; ++i)
-        sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
-      sums[begin / kTile] = sum;
-    });
-    double total = 0;
-    for (std::int64_t i = 0; i * kTile < m; ++i)
-      total += sums[i];
-    const auto scale = static_cast<A>(1.0 / (std::sqrt(total) + kNormFloor));
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-#pragma omp simd
-      for (std::int64_t i = begin * n; i < end * n; ++i)
-        x[i] *= scale;
-    });
-  }
-
-  /// What symmetric() left out, from the other half.
-  void mirror(A* s) const {
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        for (std::int64_t j = strip_end(i); j < m; ++j)
-          s[i * m + j] = s[j * m + i];
-      }
-    });
-  }
-  std::int64_t strip_end(std::int64_t row) const {
-    return std::min(m, row / kStrip * kStrip + kStrip);
-  }
-
-  void pack(const A* right, bool transposed, std::int64_t depth, std::int64_t columns) const {
-    loop(columns, [&](std::int64_t begin, std::int64_t end) {
-      cpu::pack_columns<A, A>(
-          right, transposed ? depth : columns, transposed, depth, begin, end, packed);
-    });
-  }
-  /// The product of `left` [m, depth] with what was packed; `columns` of the result's `ld`.
-  cpu::PackedProduct<A, A> product(
-      const A* left, std::int64_t depth, A alpha, A* c, std::int64_t ld) const {
-    cpu::PackedProduct<A, A> p;
-    p.a = left;
-    p.lda = p.k = p.b_rows = depth;
-    p.b = packed;
-    p.c = c;
-    p.ldc = p.n = ld;
-    p.alpha = alpha;
-    return p;
-  }
-  /// Rows of a symmetric result up to the diagonal, strip by strip, then the rest by symmetry. A strip's columns are
-  /// rounded up to what the kernel computes anyway.
-  void symmetric(cpu::PackedProduct<A, A> p, A* result) const {
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-      constexpr std::int64_t kColumns = cpu::kPackColumns<A>;
-      auto mine = p;
-      for (std::int64_t row = begin; row < end; row += kStrip) {
-        mine.n = std::min(m, (strip_end(row) + kColumns - 1) / kColumns * kColumns);
-        mine.rows(row, std::min(end, row + kStrip), nullptr);
-      }
-    });
-    mirror(result);
-  }
-
-  void gram() const {  // y = x x^T
-    pack(x, true, n, m);
-    symmetric(product(x, n, A(1), y, m), y);
-  }
-
-  void polynomial() const {  // z = b y + c y^2
-    pack(y, false, m, m);
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-#pragma omp simd
-      for (std::int64_t i = begin * m; i < end * m; ++i)
-        z[i] = A(kB) * y[i];
-    });
-    auto p = product(y, m, A(kC), z, m);
-    p.accumulate = true;
-    symmetric(p, z);
-  }
-
-  void advance() {  // x = a x + z x
-    pack(x, false, m, n);
-    const auto p = product(z, m, A(1), other, n);
-    loop(m, [&](std::int64_t begin, std::int64_t end) {
-#pragma omp simd
-      for (std::int64_t i = begin * n; i < end * n; ++i)
-        other[i] = A(kA) * x[i];
-      auto mine = p;
-      mine.accumulate = true;
-      mine.rows(begin, end, nullptr);
-    });
-    std::swap(x, other);
-  }
-
-  /// Returns where the result is.
-  A* run(int iterations) {
-    normalise();
-    for (int i = 0; i < iterations; ++i) {
-      gram();
-      polynomial();
-      advance();
-    }
-    return x;
-  }
-};
-
 /// Calls f(block, loop, slot) for all blocks in groups; f may use slot `slot` of the workspace.
 template <class F>
 void for_each_block(ThreadPool& pool, const std::vector<Block>& blocks, F&& f) {
   const auto total = static_cast<std::int64_t>(blocks.size());
-  const Loop serial = serial_loop(), shared = shared_loop(pool);
+  const MatrixLoop small = cpu::small_matrix_loop(), large = cpu::large_matrix_loop(pool);
   for (std::int64_t first = 0; first < total; first += kGroup) {
     const std::int64_t count = std::min(kGroup, total - first);
     const auto at = [&](std::int64_t i) -> const Block& {
       return blocks[static_cast<std::size_t>(first + i)];
     };
     for (std::int64_t i = 0; i < count; ++i) {
-      if (at(i).m() >= kLargeRows) f(at(i), shared, i);
+      if (cpu::is_large_matrix(at(i).m())) f(at(i), large, i);
     }
     pool.parallel_for(count, 1, [&](std::int64_t i, std::int64_t) {
-      if (at(i).m() < kLargeRows) f(at(i), serial, i);
+      if (!cpu::is_large_matrix(at(i).m())) f(at(i), small, i);
     });
   }
 }
 
 template <class A>
-A* iterate(
-    const Block& b, const Loop& loop, const Workspace& ws, std::int64_t slot, int iterations) {
+A* iterate(const Block& b,
+           const MatrixLoop& loop,
+           const Workspace& ws,
+           std::int64_t slot,
+           int iterations) {
   const auto part = [slot](const TensorView& v) { return v.as<A>() + slot * v.dim(1); };
-  Iteration<A> it{loop,
-                  b.m(),
-                  b.n(),
-                  part(ws.x),
-                  part(ws.other),
-                  part(ws.y),
-                  part(ws.z),
-                  part(ws.packed),
-                  ws.sums.as<double>() + slot * ws.sums.dim(1)};
+  cpu::NewtonSchulzIteration<A> it{loop,
+                                   b.m(),
+                                   b.n(),
+                                   part(ws.x),
+                                   part(ws.other),
+                                   part(ws.y),
+                                   part(ws.z),
+                                   part(ws.packed),
+                                   ws.sums.as<double>() + slot * ws.sums.dim(1)};
   return it.run(iterations);
 }
 
@@ -276,7 +138,7 @@ struct Update {
     clip = s[index_of(StepScalar::clip_factor)];
   }
 
-  void run(const Block& b, const Loop& loop, const Workspace& ws, std::int64_t slot) const {
+  void run(const Block& b, const MatrixLoop& loop, const Workspace& ws, std::int64_t slot) const {
     const auto mu = static_cast<A>(op.mu);
     A* x = ws.x.as<A>() + slot * ws.x.dim(1);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
@@ -311,7 +173,7 @@ void update(ThreadPool& pool,
   if (op.scalars.as<A>()[index_of(StepScalar::skip)] != A(0)) return;
   const auto with_types = [&]<class G, class C>(TypeTag<G>, TypeTag<C>) {
     const Update<A, G, C> u(op);
-    for_each_block(pool, blocks, [&](const Block& b, const Loop& loop, std::int64_t slot) {
+    for_each_block(pool, blocks, [&](const Block& b, const MatrixLoop& loop, std::int64_t slot) {
       u.run(b, loop, ws, slot);
     });
   };
@@ -330,7 +192,7 @@ void orthogonalise(ThreadPool& pool,
                    const std::vector<Block>& blocks,
                    const Workspace& ws) {
   A* x = op.x.as<A>();
-  for_each_block(pool, blocks, [&](const Block& b, const Loop& loop, std::int64_t slot) {
+  for_each_block(pool, blocks, [&](const Block& b, const MatrixLoop& loop, std::int64_t slot) {
     A* wide_x = ws.x.as<A>() + slot * ws.x.dim(1);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) { wide_x[wide] = x[i]; });

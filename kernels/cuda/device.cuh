@@ -29,7 +29,11 @@ template <>
 __device__ __forceinline__ float widen<float, __nv_bfloat16>(__nv_bfloat16 x) {
   return __bfloat162float(x);
 }
-/// To the nearest T, ties to even.
+template <>
+__device__ __forceinline__ double widen<double, __nv_bfloat16>(__nv_bfloat16 x) {
+  return static_cast<double>(__bfloat162float(x));
+}
+/// To the nearest T, ties to even; double to bf16 goes by float, as the host's bf16 does.
 template <class T, class A>
 __device__ __forceinline__ T round_to(A x) {
   return static_cast<T>(x);
@@ -37,6 +41,10 @@ __device__ __forceinline__ T round_to(A x) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 round_to<__nv_bfloat16, float>(float x) {
   return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 round_to<__nv_bfloat16, double>(double x) {
+  return __float2bfloat16_rn(static_cast<float>(x));
 }
 
 /// N neighbouring elements, moved in accesses of up to 16 bytes.

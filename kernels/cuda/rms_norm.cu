@@ -1,7 +1,6 @@
 // RMSNorm: one warp per short row, one block per long one; a row is read twice, the second time
 // from the cache. The sums of a row run in an order that depends on its length alone.
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/ops/rms_norm.h"
 
 namespace moesaic {
@@ -11,12 +10,6 @@ using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kLongRow = 1024;  // from here on a row gets a whole block
-constexpr std::int64_t kRowBlock =
-    64;  // rows per partial sum of dweight (a multiple of it for many rows)
-constexpr std::int64_t kMaxRowBlocks = 512;  // bounds the scratch of dweight
-constexpr int kFinishColumns =
-    32;  // dweight's second kernel: columns x lanes that share the row blocks
-constexpr int kFinishLanes = 16;
 
 // No pointer is __restrict__: y may be x, dx may be dy. Each thread reads what it overwrites
 // itself.
@@ -134,40 +127,8 @@ __global__ void __launch_bounds__(kThreads) weight_partials_kernel(A* partials,
     partials[std::int64_t{blockIdx.y} * hidden + c + i] = sum[i];
 }
 
-// dweight[c] += sum over blocks of partials[b, c]: lane y takes every kFinishLanes-th block, then
-// the lanes in order.
-template <class A>
-__global__ void __launch_bounds__(kFinishColumns* kFinishLanes)
-    weight_finish_kernel(A* dweight, const A* partials, std::int64_t blocks, std::int64_t hidden) {
-  __shared__ A lanes[kFinishLanes][kFinishColumns];
-  const std::int64_t c = std::int64_t{blockIdx.x} * kFinishColumns + threadIdx.x;
-  A sum = 0;
-  if (c < hidden) {
-#pragma unroll 4
-    for (std::int64_t b = threadIdx.y; b < blocks; b += kFinishLanes)
-      sum += partials[b * hidden + c];
-  }
-  lanes[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || c >= hidden) return;
-#pragma unroll
-  for (int y = 1; y < kFinishLanes; ++y)
-    sum += lanes[y][threadIdx.x];
-  dweight[c] += sum;
-}
-
-// Calls f with the elements per access (16 bytes of T when every row starts aligned, else 1).
-template <class T, class F>
-void with_vector(std::int64_t hidden, std::initializer_list<const void*> pointers, F&& f) {
-  constexpr int kWide = 16 / sizeof(T);
-  bool wide = hidden % kWide == 0;
-  for (const void* p : pointers)
-    wide = wide && is_aligned(p, 16);
-  if (wide) return f(std::integral_constant<int, kWide>{});
-  f(std::integral_constant<int, 1>{});
-}
 template <class F>
-void with_threads_per_row(std::int64_t hidden, F&& f) {
+void with_row_threads(std::int64_t hidden, F&& f) {
   if (hidden >= kLongRow) return f(std::integral_constant<int, kThreads>{});
   f(std::integral_constant<int, kWarp>{});
 }
@@ -183,11 +144,11 @@ void forward(CudaContext& context, const RmsNormForward& op) {
   using V = device_t<W>;
   const std::int64_t rows = op.x.dim(0), hidden = op.x.dim(1);
   const auto stream = native_stream(context);
-  auto* y = reinterpret_cast<D*>(op.y.as<T>());
-  const auto* x = reinterpret_cast<const D*>(op.x.as<T>());
-  const auto* w = reinterpret_cast<const V*>(op.weight.as<W>());
-  with_vector<T>(hidden, {y, x, w}, [&]<int N>(std::integral_constant<int, N>) {
-    with_threads_per_row(hidden, [&]<int PerRow>(std::integral_constant<int, PerRow>) {
+  auto* y = device_data<T>(op.y);
+  const auto* x = device_data<T>(op.x);
+  const auto* w = device_data<W>(op.weight);
+  with_vector<kWide<T>>(hidden, {y, x, w}, [&]<int N>(std::integral_constant<int, N>) {
+    with_row_threads(hidden, [&]<int PerRow>(std::integral_constant<int, PerRow>) {
       forward_kernel<D, V, A, N, PerRow><<<row_grid(context, rows, PerRow), kThreads, 0, stream>>>(
           y, op.inv_rms.as<A>(), x, w, rows, hidden, static_cast<A>(op.eps));
     });
@@ -202,28 +163,18 @@ void backward(CudaContext& context, const RmsNormBackward& op) {
   using V = device_t<W>;
   const std::int64_t rows = op.x.dim(0), hidden = op.x.dim(1);
   const auto stream = native_stream(context);
-  auto* dx = reinterpret_cast<D*>(op.dx.as<T>());
-  const auto* dy = reinterpret_cast<const D*>(op.dy.as<T>());
-  const auto* x = reinterpret_cast<const D*>(op.x.as<T>());
-  const auto* w = reinterpret_cast<const V*>(op.weight.as<W>());
-  with_vector<T>(hidden, {dx, dy, x, w}, [&]<int N>(std::integral_constant<int, N>) {
-    with_threads_per_row(hidden, [&]<int PerRow>(std::integral_constant<int, PerRow>) {
+  auto* dx = device_data<T>(op.dx);
+  const auto* dy = device_data<T>(op.dy);
+  const auto* x = device_data<T>(op.x);
+  const auto* w = device_data<W>(op.weight);
+  with_vector<kWide<T>>(hidden, {dx, dy, x, w}, [&]<int N>(std::integral_constant<int, N>) {
+    with_row_threads(hidden, [&]<int PerRow>(std::integral_constant<int, PerRow>) {
       backward_kernel<D, V, A, N, PerRow><<<row_grid(context, rows, PerRow), kThreads, 0, stream>>>(
           dx, dy, x, w, op.inv_rms.as<A>(), rows, hidden, op.accumulate_dx);
     });
   });
   check_launch("kernel rms_norm_backward");
 }
-
-struct RowBlocks {
-  std::int64_t rows_per_block = kRowBlock;
-  std::int64_t count = 0;
-  explicit RowBlocks(std::int64_t rows) {
-    rows_per_block *= std::max<std::int64_t>(
-        1, (rows + kRowBlock * kMaxRowBlocks - 1) / (kRowBlock * kMaxRowBlocks));
-    count = (rows + rows_per_block - 1) / rows_per_block;
-  }
-};
 
 // dy may be overwritten by dx afterwards, so this goes first.
 template <class T>
@@ -233,9 +184,9 @@ void weight_gradient(CudaContext& context, const RmsNormBackward& op, TensorView
   const std::int64_t rows = op.x.dim(0), hidden = op.x.dim(1);
   const RowBlocks blocks(rows);
   const auto stream = native_stream(context);
-  const auto* dy = reinterpret_cast<const D*>(op.dy.as<T>());
-  const auto* x = reinterpret_cast<const D*>(op.x.as<T>());
-  with_vector<T>(hidden, {dy, x}, [&]<int N>(std::integral_constant<int, N>) {
+  const auto* dy = device_data<T>(op.dy);
+  const auto* x = device_data<T>(op.x);
+  with_vector<kWide<T>>(hidden, {dy, x}, [&]<int N>(std::integral_constant<int, N>) {
     const std::int64_t groups = (hidden + N - 1) / N;
     unsigned width = kWarp;  // small rows leave threads for further row lanes
     while (width < kThreads && width < groups)
@@ -247,11 +198,13 @@ void weight_gradient(CudaContext& context, const RmsNormBackward& op, TensorView
         partials.as<A>(), dy, x, op.inv_rms.as<A>(), rows, hidden, blocks.rows_per_block);
   });
   check_launch("kernel rms_norm_backward: partial weight gradients");
-  weight_finish_kernel<A><<<static_cast<unsigned>((hidden + kFinishColumns - 1) / kFinishColumns),
-                            dim3(kFinishColumns, kFinishLanes),
-                            0,
-                            stream>>>(op.dweight.as<A>(), partials.as<A>(), blocks.count, hidden);
-  check_launch("kernel rms_norm_backward: weight gradients");
+  finish_columns(context,
+                 partials.as<A>(),
+                 blocks.count,
+                 hidden,
+                 hidden,
+                 AddTo<A>{op.dweight.as<A>()},
+                 "kernel rms_norm_backward: weight gradients");
 }
 
 }  // namespace

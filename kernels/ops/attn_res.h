@@ -50,5 +50,7 @@ struct AttnResBackward {
 
 void launch(CpuContext& context, const AttnResForward& op);
 void launch(CpuContext& context, const AttnResBackward& op);
+void launch(CudaContext& context, const AttnResForward& op);
+void launch(CudaContext& context, const AttnResBackward& op);
 
 }  // namespace moesaic

@@ -57,5 +57,8 @@ struct MovingAverage {
 void launch(CpuContext& context, const SumOfSquares& op);
 void launch(CpuContext& context, const ClipFactor& op);
 void launch(CpuContext& context, const MovingAverage& op);
+void launch(CudaContext& context, const SumOfSquares& op);
+void launch(CudaContext& context, const ClipFactor& op);
+void launch(CudaContext& context, const MovingAverage& op);
 
 }  // namespace moesaic

@@ -27,5 +27,7 @@ struct SplitColumns {
 
 void launch(CpuContext& context, const ConcatColumns& op);
 void launch(CpuContext& context, const SplitColumns& op);
+void launch(CudaContext& context, const ConcatColumns& op);
+void launch(CudaContext& context, const SplitColumns& op);
 
 }  // namespace moesaic

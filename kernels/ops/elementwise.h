@@ -63,5 +63,10 @@ void launch(CpuContext& context, const Accumulate& op);
 void launch(CpuContext& context, const Cast& op);
 void launch(CpuContext& context, const Fill& op);
 void launch(CpuContext& context, const Scale& op);
+void launch(CudaContext& context, const Add& op);
+void launch(CudaContext& context, const Accumulate& op);
+void launch(CudaContext& context, const Cast& op);
+void launch(CudaContext& context, const Fill& op);
+void launch(CudaContext& context, const Scale& op);
 
 }  // namespace moesaic

@@ -33,5 +33,7 @@ struct EmbeddingBackward {
 
 void launch(CpuContext& context, const EmbeddingForward& op);
 void launch(CpuContext& context, const EmbeddingBackward& op);
+void launch(CudaContext& context, const EmbeddingForward& op);
+void launch(CudaContext& context, const EmbeddingBackward& op);
 
 }  // namespace moesaic

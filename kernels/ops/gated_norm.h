@@ -70,5 +70,9 @@ void launch(CpuContext& context, const GatedRmsNormForward& op);
 void launch(CpuContext& context, const GatedRmsNormBackward& op);
 void launch(CpuContext& context, const SigmoidGateForward& op);
 void launch(CpuContext& context, const SigmoidGateBackward& op);
+void launch(CudaContext& context, const GatedRmsNormForward& op);
+void launch(CudaContext& context, const GatedRmsNormBackward& op);
+void launch(CudaContext& context, const SigmoidGateForward& op);
+void launch(CudaContext& context, const SigmoidGateBackward& op);
 
 }  // namespace moesaic

@@ -8,8 +8,10 @@ namespace moesaic {
 ///   c [m, n];  a [m, k] or, transposed, [k, m];  b [k, n] or, transposed, [n, k]
 ///   a, b: f64 | f32 | bf16, one type;  c: the type of a, or its wider acc_t (f32 from bf16 operands)
 ///
-/// Sums in acc_t. Contract of the CPU backend: an element is summed in ascending order of k, in blocks whose borders depend
-/// on k alone, so its bits depend neither on the number of rows nor on the number of threads.
+/// Sums in acc_t. Contract of the CPU backend: the bits do not depend on the number of threads. Unless a is transposed, an
+/// element is summed in ascending order of k, in blocks whose borders depend on k alone: a row has the same bits wherever
+/// it stands and next to any number of rows. Sums over rows (a transposed) have that only when they are small
+/// (kernels/cpu/gemm_blas.h).
 ///
 /// A linear layer y = x W^T with W [out, in] is {y, x, W, transpose_b}; its gradients are {dx, dy, W} and
 /// {dW, dy, x, transpose_a, accumulate}.

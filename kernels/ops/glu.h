@@ -54,5 +54,7 @@ struct GluBackward {
 
 void launch(CpuContext& context, const GluForward& op);
 void launch(CpuContext& context, const GluBackward& op);
+void launch(CudaContext& context, const GluForward& op);
+void launch(CudaContext& context, const GluBackward& op);
 
 }  // namespace moesaic

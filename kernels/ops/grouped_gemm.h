@@ -60,5 +60,8 @@ struct GroupedLinearBackwardWeight {
 void launch(CpuContext& context, const GroupedLinearForward& op);
 void launch(CpuContext& context, const GroupedLinearBackwardInput& op);
 void launch(CpuContext& context, const GroupedLinearBackwardWeight& op);
+void launch(CudaContext& context, const GroupedLinearForward& op);
+void launch(CudaContext& context, const GroupedLinearBackwardInput& op);
+void launch(CudaContext& context, const GroupedLinearBackwardWeight& op);
 
 }  // namespace moesaic

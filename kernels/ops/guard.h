@@ -19,5 +19,6 @@ struct GuardFinite {
 };
 
 void launch(CpuContext& context, const GuardFinite& op);
+void launch(CudaContext& context, const GuardFinite& op);
 
 }  // namespace moesaic

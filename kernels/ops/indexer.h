@@ -82,5 +82,7 @@ struct IndexerLoss {
 
 void launch(CpuContext& context, const IndexerSelect& op);
 void launch(CpuContext& context, const IndexerLoss& op);
+void launch(CudaContext& context, const IndexerSelect& op);
+void launch(CudaContext& context, const IndexerLoss& op);
 
 }  // namespace moesaic

@@ -54,7 +54,7 @@ struct KdaChunkForward {
 /// their rounding errors.
 ///
 /// Temporaries: without `saved`, the chunk-entry states and triangular matrices of one document per
-/// thread.
+/// thread; on CUDA those of all tokens (kernels/cuda/kda_chunk.cu has the bytes).
 struct KdaChunkBackward {
   static constexpr const char* kName = "kda_chunk_backward";
   TensorView dq;
@@ -99,7 +99,8 @@ struct KdaStep {
 };
 
 /// Elements of `saved`: per chunk and head the entry state, the corrections and the triangular
-/// matrices. K and V are rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1152 bytes per
+/// matrices. How they lie in it is up to the backend, and to the kernel it takes for these sizes: `saved` is for the
+/// backward of the same op on the same device only. K and V are rounded up to multiples of 8. K = V = 64, chunk 64, f32: 1152 bytes per
 /// token and head; K = V = 128: 2208.
 std::int64_t kda_saved_numel(std::int64_t tokens,
                              std::int64_t documents,
@@ -111,5 +112,8 @@ std::int64_t kda_saved_numel(std::int64_t tokens,
 void launch(CpuContext& context, const KdaChunkForward& op);
 void launch(CpuContext& context, const KdaChunkBackward& op);
 void launch(CpuContext& context, const KdaStep& op);
+void launch(CudaContext& context, const KdaChunkForward& op);
+void launch(CudaContext& context, const KdaChunkBackward& op);
+void launch(CudaContext& context, const KdaStep& op);
 
 }  // namespace moesaic

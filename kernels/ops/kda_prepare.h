@@ -81,5 +81,7 @@ struct KdaPrepareBackward {
 
 void launch(CpuContext& context, const KdaPrepareForward& op);
 void launch(CpuContext& context, const KdaPrepareBackward& op);
+void launch(CudaContext& context, const KdaPrepareForward& op);
+void launch(CudaContext& context, const KdaPrepareBackward& op);
 
 }  // namespace moesaic

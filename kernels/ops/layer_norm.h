@@ -73,5 +73,9 @@ void launch(CpuContext& context, const LayerNormForward& op);
 void launch(CpuContext& context, const LayerNormBackward& op);
 void launch(CpuContext& context, const L2NormForward& op);
 void launch(CpuContext& context, const L2NormBackward& op);
+void launch(CudaContext& context, const LayerNormForward& op);
+void launch(CudaContext& context, const LayerNormBackward& op);
+void launch(CudaContext& context, const L2NormForward& op);
+void launch(CudaContext& context, const L2NormBackward& op);
 
 }  // namespace moesaic

@@ -21,5 +21,6 @@ struct MemberScalars {
 };
 
 void launch(CpuContext& context, const MemberScalars& op);
+void launch(CudaContext& context, const MemberScalars& op);
 
 }  // namespace moesaic

@@ -16,8 +16,9 @@ struct OpCost {
   double bytes = 0;
 };
 
-/// Sees every op of a CPU backend pass through its stream. Both calls come from the thread that runs the stream's tasks,
-/// before and after the op's work.
+/// Sees every op of a backend pass. CPU: both calls come from the thread that runs the stream's tasks, before and after
+/// the op's work. CUDA: both come from the host thread that enqueues, before and after the launch; who wants times
+/// records Timestamps there.
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
@@ -50,7 +51,8 @@ struct CudaContext {
   void* blas_lt = nullptr;  ///< from create_blas_lt() (kernels/cuda_handles.h)
   int num_sms = 0;
   KernelPath path = KernelPath::automatic;
-  PathObserver* paths = nullptr;  ///< not owned; null: nobody asks
+  PathObserver* paths = nullptr;   ///< not owned; null: nobody asks
+  OpObserver* observer = nullptr;  ///< not owned; null: nobody looks
 };
 using Backend = std::variant<CpuContext, CudaContext>;
 
@@ -78,6 +80,13 @@ void launch_observed(CpuContext& context, const Op& op) {
   context.stream.enqueue([observer, cost = op.cost()] { observer->end(Op::kName, cost); });
 }
 
+template <class Op>
+void launch_observed(CudaContext& context, const Op& op) {
+  context.observer->begin(Op::kName);
+  launch(context, op);
+  context.observer->end(Op::kName, op.cost());
+}
+
 /// Checks `op` and enqueues it where `backend` lives.
 ///
 /// An op is a struct of named arguments: `kName`, tensors, numbers, `check()` (throws InternalError on wrong shapes or
@@ -96,7 +105,9 @@ void run(Backend& backend, const Op& op) {
     if (cpu->observer != nullptr) return launch_observed(*cpu, op);
     launch(*cpu, op);
   } else if constexpr (HasCuda<Op>) {
-    launch(std::get<CudaContext>(backend), op);
+    auto& cuda = std::get<CudaContext>(backend);
+    if (cuda.observer != nullptr) return launch_observed(cuda, op);
+    launch(cuda, op);
   } else {
     throw_no_cuda_kernel(Op::kName);
   }

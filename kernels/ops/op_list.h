@@ -18,6 +18,7 @@
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/guard.h"
 #include "kernels/ops/indexer.h"
+#include "kernels/ops/initial_values.h"
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
 #include "kernels/ops/layer_norm.h"
@@ -79,6 +80,7 @@ using AllOps = OpList<            //
     GuardFinite,                  //
     IndexerLoss,                  //
     IndexerSelect,                //
+    InitialValues,                //
     KdaChunkBackward,             //
     KdaChunkForward,              //
     KdaPrepareBackward,           //

@@ -34,5 +34,6 @@ struct QkClip {
 };
 
 void launch(CpuContext& context, const QkClip& op);
+void launch(CudaContext& context, const QkClip& op);
 
 }  // namespace moesaic

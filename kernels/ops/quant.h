@@ -97,5 +97,9 @@ void launch(CpuContext& context, const QuantizeMx& op);
 void launch(CpuContext& context, const DequantizeMx& op);
 void launch(CpuContext& context, const QuantizeFp8Block& op);
 void launch(CpuContext& context, const DequantizeFp8Block& op);
+void launch(CudaContext& context, const QuantizeMx& op);
+void launch(CudaContext& context, const DequantizeMx& op);
+void launch(CudaContext& context, const QuantizeFp8Block& op);
+void launch(CudaContext& context, const DequantizeFp8Block& op);
 
 }  // namespace moesaic

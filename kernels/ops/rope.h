@@ -25,5 +25,6 @@ struct Rope {
 };
 
 void launch(CpuContext& context, const Rope& op);
+void launch(CudaContext& context, const Rope& op);
 
 }  // namespace moesaic

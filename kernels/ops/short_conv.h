@@ -71,5 +71,8 @@ struct ShortConvTail {
 void launch(CpuContext& context, const ShortConvForward& op);
 void launch(CpuContext& context, const ShortConvBackward& op);
 void launch(CpuContext& context, const ShortConvTail& op);
+void launch(CudaContext& context, const ShortConvForward& op);
+void launch(CudaContext& context, const ShortConvBackward& op);
+void launch(CudaContext& context, const ShortConvTail& op);
 
 }  // namespace moesaic

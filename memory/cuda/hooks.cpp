@@ -11,6 +11,9 @@
 namespace moesaic::cuda {
 namespace {
 
+// What cmake/cuda_option.cmake compiles for.
+constexpr int kBuiltForMajor = 9, kBuiltForMinor = 0;
+
 std::string describe(cudaError_t status, const char* call) {
   int device = -1;
   if (cudaGetDevice(&device) != cudaSuccess) device = -1;
@@ -65,6 +68,10 @@ void use_device(Device device) {
   MOESAIC_CUDA_CALL(cudaSetDevice(device.ordinal));
 }
 
+bool is_built() noexcept {
+  return true;
+}
+
 int device_count() noexcept {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
@@ -72,6 +79,72 @@ int device_count() noexcept {
     return 0;
   }
   return count;
+}
+
+std::string device_problem(Device device) {
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
+  cudaGetLastError();
+  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
+  if (driver == 0)
+    return "no CUDA driver was found; install NVIDIA's driver ('nvidia-smi' should list the "
+           "devices), or use the CPU";
+  if (driver / 1000 < runtime / 1000) {
+    return fmt::format(
+        "the CUDA driver is too old: it supports CUDA {}, this moesaic was built with {}; install "
+        "a newer driver, build with an older toolkit, or use the CPU",
+        version(driver),
+        version(runtime));
+  }
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
+    cudaGetLastError();
+    return fmt::format(
+        "no CUDA device can be used: {} ({}); check 'nvidia-smi' and "
+        "CUDA_VISIBLE_DEVICES, or use the CPU",
+        cudaGetErrorString(status),
+        cudaGetErrorName(status));
+  }
+  if (device.ordinal >= count) {
+    return fmt::format("there is no {}: {} CUDA device(s) are visible; check CUDA_VISIBLE_DEVICES",
+                       to_string(device),
+                       count);
+  }
+  int major = 0, minor = 0;
+  MOESAIC_CUDA_CALL(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.ordinal));
+  MOESAIC_CUDA_CALL(
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.ordinal));
+  if (major != kBuiltForMajor || minor != kBuiltForMinor) {
+    return fmt::format(
+        "{} ({}) has compute capability {}.{}, but the kernels of this moesaic were "
+        "built for {}.{} (Hopper); use such a device, or the CPU",
+        to_string(device),
+        device_name(device),
+        major,
+        minor,
+        kBuiltForMajor,
+        kBuiltForMinor);
+  }
+  return "";
+}
+
+std::string device_name(Device device) {
+  cudaDeviceProp properties{};
+  MOESAIC_CUDA_CALL(cudaGetDeviceProperties(&properties, device.ordinal));
+  return properties.name;
+}
+
+void select_device(Device device) {
+  use_device(device);
+}
+
+DeviceMemory device_memory(Device device) {
+  use_device(device);
+  DeviceMemory memory;
+  MOESAIC_CUDA_CALL(cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
 }
 
 // Out of memory is a null pointer: Buffer knows the tag and what else is allocated, and makes the
@@ -120,10 +193,11 @@ void synchronize_stream(void* stream) {
   MOESAIC_CUDA_CALL(cudaStreamSynchronize(as_stream(stream)));
 }
 
-void* create_event(Device device) {
+void* create_event(Device device, bool timed) {
   use_device(device);
   cudaEvent_t event = nullptr;
-  MOESAIC_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  MOESAIC_CUDA_CALL(
+      cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
   return event;
 }
 void destroy_event(void* event) noexcept {
@@ -143,6 +217,12 @@ bool event_reached(void* event) {
 }
 void synchronize_event(void* event) {
   MOESAIC_CUDA_CALL(cudaEventSynchronize(as_event(event)));
+}
+
+double elapsed_seconds(void* from, void* to) {
+  float milliseconds = 0;
+  MOESAIC_CUDA_CALL(cudaEventElapsedTime(&milliseconds, as_event(from), as_event(to)));
+  return static_cast<double>(milliseconds) * 1e-3;
 }
 
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream) {

@@ -1,5 +1,9 @@
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 
 #include <sys/wait.h>
@@ -106,6 +110,46 @@ TEST_CASE("cli: plan lists every problem") {
   CHECK(phases.code == 2);
   CHECK(contains(phases.output, "the pattern 'nothing_like_this' matches no parameter"));
   CHECK(moesaic("plan " + config + " --json --effective").code == 2);
+}
+
+TEST_CASE("cli: a golden result of another shape fails, though it has as many elements") {
+  namespace fs = std::filesystem;
+  std::string pattern = (fs::temp_directory_path() / "moesaic-verify-XXXXXX").string();
+  REQUIRE(mkdtemp(pattern.data()) != nullptr);
+  const fs::path folder = pattern, name = "short_conv__zero.safetensors";
+  std::stringstream text;
+  text << std::ifstream(fs::path(MOESAIC_SOURCE_DIR) / "tests/golden" / name, std::ios::binary)
+              .rdbuf();
+  const auto verify = [&](const std::string& content) {
+    std::ofstream(folder / name, std::ios::binary) << content;
+    return moesaic("verify --cases " + folder.string());
+  };
+  std::string content = text.str();
+  CHECK(verify(content).code == 0);
+  const std::string before = R"("out.y":{"dtype":"F64","shape":[10,5])",
+                    after = R"("out.y":{"dtype":"F64","shape":[5,10])";
+  REQUIRE(contains(content, before));
+  content.replace(content.find(before), before.size(), after);
+  const Result reshaped = verify(content);
+  CHECK(reshaped.code == 1);
+  CHECK(contains(reshaped.output, "'out.y' has shape [10, 5], stored is [5, 10]"));
+  fs::remove_all(folder);
+}
+
+TEST_CASE("cli: a negative seed is refused") {
+  const Result result = moesaic("generate nowhere --seed -1");
+  CHECK(result.code == 2);
+  CHECK(contains(result.output, "--seed"));
+}
+
+TEST_CASE("cli: recompute patterns that match nothing are refused") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  for (const std::string verb : {"plan", "bench step"}) {
+    const Result result =
+        moesaic(verb + " " + config + " activations.recompute=[moe.gateup]", "2>&1 >/dev/null");
+    CHECK(result.code == 2);
+    CHECK(contains(result.output, "'moe.gateup'; did you mean moe.gate_up?"));
+  }
 }
 
 TEST_CASE("cli: output that cannot be written is an error") {

@@ -1,5 +1,6 @@
 #include "tests/comm/conformance.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "core/base/random.h"
+#include "memory/buffer.h"
 
 namespace moesaic::test {
 namespace {
@@ -18,6 +20,37 @@ namespace {
 void expect(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
+// Elements of type T where the communicator works: a copy of host values, and the way back.
+template <class T>
+class Values {
+ public:
+  Values(const std::vector<T>& host, Device device)
+      : stream_(device, "test values"),
+        host_(host),
+        memory_(std::max<std::size_t>(1, host.size() * sizeof(T)), device, "test") {
+    copy_tensor(view(), host_view(), stream_);
+    stream_.synchronize();
+  }
+  TensorView view() const {
+    return memory_.view({static_cast<std::int64_t>(host_.size())}, dtype_of<T>);
+  }
+  /// Once the work on the elements is done.
+  const std::vector<T>& get() {
+    copy_tensor(host_view(), view(), stream_);
+    stream_.synchronize();
+    return host_;
+  }
+
+ private:
+  TensorView host_view() {
+    return {reinterpret_cast<std::byte*>(host_.data()),
+            dtype_of<T>,
+            {static_cast<std::int64_t>(host_.size())}};
+  }
+  Stream stream_;
+  std::vector<T> host_;
+  Buffer memory_;
+};
 template <class T>
 TensorView view_of(std::vector<T>& v) {
   return {
@@ -72,88 +105,90 @@ std::vector<T> reduced(int size, std::size_t n, ReduceOp op) {
 }
 
 template <class T>
-void all_reduce_type(Communicator& comm, Stream& stream) {
+void all_reduce_type(Communicator& comm, Device device, Stream& stream) {
   for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
     for (const std::size_t n :
          {std::size_t{1}, std::size_t{3}, std::size_t{1000}, std::size_t{4097}}) {
-      auto v = values_of_rank<T>(comm.rank(), n);
-      comm.all_reduce(view_of(v), op, stream);
+      Values<T> v(values_of_rank<T>(comm.rank(), n), device);
+      comm.all_reduce(v.view(), op, stream);
       stream.synchronize();
-      expect_equal(v, reduced<T>(comm.size(), n, op), "all_reduce");
+      expect_equal(v.get(), reduced<T>(comm.size(), n, op), "all_reduce");
     }
   }
 }
 
-void all_reduce_is_ordered(Communicator& comm) {
-  Stream stream(kCpu, "test");
-  all_reduce_type<double>(comm, stream);
-  all_reduce_type<float>(comm, stream);
-  all_reduce_type<bf16>(comm, stream);
-  all_reduce_type<std::int64_t>(comm, stream);
-  all_reduce_type<std::int32_t>(comm, stream);
+void all_reduce_is_ordered(Communicator& comm, Device device) {
+  Stream stream(device, "test");
+  all_reduce_type<double>(comm, device, stream);
+  all_reduce_type<float>(comm, device, stream);
+  all_reduce_type<bf16>(comm, device, stream);
+  all_reduce_type<std::int64_t>(comm, device, stream);
+  all_reduce_type<std::int32_t>(comm, device, stream);
 }
 
-void all_reduce_larger_than_staging(Communicator& comm) {
-  Stream stream(kCpu, "test");
-  const std::size_t n = (std::size_t{9} << 20) / sizeof(double) + 5;
-  auto v = values_of_rank<double>(comm.rank(), n);
-  comm.all_reduce(view_of(v), ReduceOp::sum, stream);
+void all_reduce_larger_than_staging(Communicator& comm, Device device) {
+  Stream stream(device, "test");
+  // Staging holds 8 MiB on the host, 64 MiB on a device.
+  const std::size_t bytes = std::size_t{device == kCpu ? 9U : 70U} << 20,
+                    n = bytes / sizeof(double) + 5;
+  Values<double> v(values_of_rank<double>(comm.rank(), n), device);
+  comm.all_reduce(v.view(), ReduceOp::sum, stream);
   stream.synchronize();
-  expect_equal(v, reduced<double>(comm.size(), n, ReduceOp::sum), "all_reduce in pieces");
+  expect_equal(v.get(), reduced<double>(comm.size(), n, ReduceOp::sum), "all_reduce in pieces");
 }
 
 // The same elements reduced alone, in parts, or as one tensor have the same bits.
-void reduction_does_not_depend_on_buckets(Communicator& comm) {
-  Stream stream(kCpu, "test");
+void reduction_does_not_depend_on_buckets(Communicator& comm, Device device) {
+  Stream stream(device, "test");
   const std::size_t n = 1234;
-  auto whole = values_of_rank<float>(comm.rank(), n);
-  auto parts = whole;
-  comm.all_reduce(view_of(whole), ReduceOp::sum, stream);
-  const auto all = view_of(parts);
+  Values<float> whole(values_of_rank<float>(comm.rank(), n), device);
+  Values<float> parts(values_of_rank<float>(comm.rank(), n), device);
+  comm.all_reduce(whole.view(), ReduceOp::sum, stream);
+  const auto all = parts.view();
   std::int64_t at = 0;
   for (const std::int64_t length : {1, 7, 500, 26, 700}) {
     comm.all_reduce(all.rows(at, at + length), ReduceOp::sum, stream);
     at += length;
   }
   stream.synchronize();
-  expect_equal(parts, whole, "buckets");
+  expect_equal(parts.get(), whole.get(), "buckets");
 }
 
-void nan_and_negative_zero(Communicator& comm) {
-  Stream stream(kCpu, "test");
+void nan_and_negative_zero(Communicator& comm, Device device) {
+  Stream stream(device, "test");
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> v{
+  const std::vector<float> some{
       comm.rank() == 0 ? nan : 1.0F, comm.rank() == comm.size() - 1 ? nan : 1.0F, -0.0F};
-  auto low = v;
-  comm.all_reduce(view_of(v), ReduceOp::max, stream);
-  comm.all_reduce(view_of(low), ReduceOp::min, stream);
-  std::vector<float> zero{-0.0F};
-  comm.all_reduce(view_of(zero), ReduceOp::sum, stream);
+  Values<float> highest(some, device), lowest(some, device), zeros({-0.0F}, device);
+  comm.all_reduce(highest.view(), ReduceOp::max, stream);
+  comm.all_reduce(lowest.view(), ReduceOp::min, stream);
+  comm.all_reduce(zeros.view(), ReduceOp::sum, stream);
   stream.synchronize();
+  const auto v = highest.get(), low = lowest.get(), zero = zeros.get();
   expect(std::isnan(v[0]) && std::isnan(v[1]) && std::isnan(low[0]) && std::isnan(low[1]),
          "NaN was lost");
   expect(std::signbit(zero[0]), "-0 + -0 must stay -0");
 }
 
-void reduce_scatter_and_all_gather(Communicator& comm) {
-  Stream stream(kCpu, "test");
+void reduce_scatter_and_all_gather(Communicator& comm, Device device) {
+  Stream stream(device, "test");
   const std::size_t n = 333;
   const auto size = static_cast<std::size_t>(comm.size());
-  auto in = values_of_rank<float>(comm.rank(), n * size);
-  std::vector<float> out(n), gathered(n * size);
-  comm.reduce_scatter(view_of(out), view_of(in), ReduceOp::sum, stream);
-  comm.all_gather(view_of(gathered), view_of(out), stream);
+  const auto values = values_of_rank<float>(comm.rank(), n * size);
+  Values<float> in(values, device), same(values, device), out(std::vector<float>(n), device),
+      gathered(std::vector<float>(n * size), device);
+  comm.reduce_scatter(out.view(), in.view(), ReduceOp::sum, stream);
+  comm.all_gather(gathered.view(), out.view(), stream);
   // In place, as the sharded optimizer does it.
-  auto same = in;
-  const auto all = view_of(same);
+  const auto all = same.view();
   const std::int64_t begin = comm.rank() * static_cast<std::int64_t>(n);
   const auto own = all.rows(begin, begin + static_cast<std::int64_t>(n));
   comm.reduce_scatter(own, all, ReduceOp::sum, stream);
   comm.all_gather(all, own, stream);
   stream.synchronize();
   const auto wanted = reduced<float>(comm.size(), n * size, ReduceOp::sum);
-  expect_equal(gathered, wanted, "reduce_scatter + all_gather");
-  expect_equal(same, wanted, "in place");
+  expect_equal(gathered.get(), wanted, "reduce_scatter + all_gather");
+  expect_equal(same.get(), wanted, "in place");
 }
 
 // Rank r sends r + p + 1 rows to rank p, and nothing to the next rank.
@@ -175,16 +210,15 @@ AllToAllPlan uneven_plan(int rank, int size, std::int64_t row_bytes) {
   return plan;
 }
 
-void all_to_all_and_back(Communicator& comm) {
-  Stream stream(kCpu, "test");
+void all_to_all_and_back(Communicator& comm, Device device) {
+  Stream stream(device, "test");
   constexpr std::int64_t kWidth = 5;
   const auto plan = uneven_plan(comm.rank(), comm.size(), kWidth * 4);
   const auto count = [](const std::vector<std::int64_t>& rows) {
     return static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
                                     kWidth);
   };
-  std::vector<std::int32_t> in(count(plan.send_rows)), out(count(plan.recv_rows), -1),
-      back(in.size(), -1);
+  std::vector<std::int32_t> in(count(plan.send_rows));
   for (int p = 0; p < comm.size(); ++p) {
     const auto to = static_cast<std::size_t>(p);
     for (std::int64_t i = 0; i < plan.send_rows[to] * kWidth; ++i) {
@@ -192,9 +226,13 @@ void all_to_all_and_back(Communicator& comm) {
           static_cast<std::int32_t>(comm.rank() * 10000 + p * 1000 + i);
     }
   }
-  comm.all_to_all(view_of(out), view_of(in), plan, stream);
-  comm.all_to_all(view_of(back), view_of(out), plan.reversed(), stream);
+  using Ints = std::vector<std::int32_t>;
+  Values<std::int32_t> sent(in, device), received(Ints(count(plan.recv_rows), -1), device),
+      returned(Ints(in.size(), -1), device);
+  comm.all_to_all(received.view(), sent.view(), plan, stream);
+  comm.all_to_all(returned.view(), received.view(), plan.reversed(), stream);
   stream.synchronize();
+  const auto out = received.get();
   for (int p = 0; p < comm.size(); ++p) {
     const auto from = static_cast<std::size_t>(p);
     for (std::int64_t i = 0; i < plan.recv_rows[from] * kWidth; ++i) {
@@ -203,46 +241,65 @@ void all_to_all_and_back(Communicator& comm) {
              "a row arrived at a wrong place");
     }
   }
-  expect_equal(back, in, "all_to_all there and back");
+  expect_equal(returned.get(), in, "all_to_all there and back");
 }
 
-void broadcast_from_every_rank(Communicator& comm) {
-  Stream stream(kCpu, "test");
+void broadcast_from_every_rank(Communicator& comm, Device device) {
+  Stream stream(device, "test");
   for (int root = 0; root < comm.size(); ++root) {
-    auto v = values_of_rank<double>(comm.rank(), 700);
-    comm.broadcast(view_of(v), root, stream);
+    Values<double> v(values_of_rank<double>(comm.rank(), 700), device);
+    comm.broadcast(v.view(), root, stream);
     stream.synchronize();
-    expect_equal(v, values_of_rank<double>(root, 700), "broadcast");
+    expect_equal(v.get(), values_of_rank<double>(root, 700), "broadcast");
   }
 }
 
-void messages(Communicator& comm) {
+void messages(Communicator& comm, Device device) {
   if (comm.size() == 1) return;
-  Stream stream(kCpu, "test");
+  Stream stream(device, "test");
   const int next = (comm.rank() + 1) % comm.size(),
             previous = (comm.rank() + comm.size() - 1) % comm.size();
   // A ring in one call, larger than any eager limit; two messages to one peer keep their order.
-  auto mine = values_of_rank<double>(comm.rank(), 50000);
-  std::vector<std::int32_t> tag{comm.rank()}, got_tag(1);
-  std::vector<double> got(mine.size());
-  const std::vector<OutgoingMessage> sends{{view_of(mine), next}, {view_of(tag), next}};
-  const std::vector<IncomingMessage> receives{{view_of(got), previous},
-                                              {view_of(got_tag), previous}};
+  Values<double> mine(values_of_rank<double>(comm.rank(), 50000), device),
+      got(std::vector<double>(50000), device);
+  Values<std::int32_t> tag({comm.rank()}, device), got_tag({-1}, device);
+  const std::vector<OutgoingMessage> sends{{mine.view(), next}, {tag.view(), next}};
+  const std::vector<IncomingMessage> receives{{got.view(), previous}, {got_tag.view(), previous}};
   comm.exchange(sends, receives, stream);
   stream.synchronize();
-  expect_equal(got, values_of_rank<double>(previous, 50000), "ring");
-  expect(got_tag[0] == previous, "second message");
-  // A chain by send and recv.
-  std::vector<std::int64_t> sum{0};
-  if (comm.rank() > 0) comm.recv(view_of(sum), comm.rank() - 1, stream);
-  stream.enqueue([&] { sum[0] += comm.rank() + 1; });
-  if (comm.rank() + 1 < comm.size()) comm.send(view_of(sum), comm.rank() + 1, stream);
+  expect_equal(got.get(), values_of_rank<double>(previous, 50000), "ring");
+  expect(got_tag.get()[0] == previous, "second message");
+  // A chain by send and recv: each rank adds its own element and hands all on.
+  std::vector<std::int64_t> own(static_cast<std::size_t>(comm.size()), -1);
+  own[static_cast<std::size_t>(comm.rank())] = 10 * comm.rank();
+  Values<std::int64_t> chain(own, device);
+  if (comm.rank() > 0) comm.recv(chain.view().rows(0, comm.rank()), comm.rank() - 1, stream);
+  if (comm.rank() + 1 < comm.size())
+    comm.send(chain.view().rows(0, comm.rank() + 1), comm.rank() + 1, stream);
   stream.synchronize();
-  expect(sum[0] == (comm.rank() + 1) * (comm.rank() + 2) / 2, "chain");
+  const auto seen = chain.get();
+  for (int r = 0; r < comm.size(); ++r)
+    expect(seen[static_cast<std::size_t>(r)] == (r <= comm.rank() ? 10 * r : -1), "chain");
+}
+
+// Copies before and after an operation on its stream see the order.
+void operations_follow_copies(Communicator& comm, Device device) {
+  Stream stream(device, "test");
+  constexpr std::size_t kCount = std::size_t{1} << 22;
+  const auto filled = [&](std::int32_t v) { return std::vector<std::int32_t>(kCount, v); };
+  Values<std::int32_t> source(filled(comm.rank() + 1), device), v(filled(0), device),
+      seen(filled(0), device);
+  for (int round = 0; round < 3; ++round) {
+    copy_tensor(v.view(), source.view(), stream);
+    comm.all_reduce(v.view(), ReduceOp::sum, stream);
+    copy_tensor(seen.view(), v.view(), stream);
+  }
+  stream.synchronize();
+  expect_equal(seen.get(), filled(comm.size() * (comm.size() + 1) / 2), "copies around");
 }
 
 // Work before and after an operation on its stream sees the order; the caller does not wait.
-void operations_follow_their_stream(Communicator& comm) {
+void operations_follow_their_stream(Communicator& comm, Device) {
   Stream stream(kCpu, "test");
   std::vector<std::int32_t> v(100, 0);
   std::atomic<bool> go{false};
@@ -262,36 +319,42 @@ void operations_follow_their_stream(Communicator& comm) {
 
 // Operations of two streams and two groups take place in program order, though rank 0's first
 // stream is late: in stream order alone the ranks would meet in different operations.
-void two_streams_two_groups(Communicator& comm) {
-  Stream first(kCpu, "first"), second(kCpu, "second");
+void two_streams_two_groups(Communicator& comm, Device device) {
+  Stream first(device, "first"), second(device, "second");
   const auto copy_of_world = comm.split(0, comm.rank());
-  std::vector<double> a(64, comm.rank()), b(64, 10.0 * comm.rank());
-  if (comm.rank() == 0)
+  Values<double> a(std::vector<double>(64, comm.rank()), device),
+      b(std::vector<double>(64, 10.0 * comm.rank()), device);
+  constexpr std::size_t kLate = std::size_t{8} << 20;
+  Values<double> from(std::vector<double>(comm.rank() == 0 ? kLate : 1), device), to = from;
+  if (device == kCpu && comm.rank() == 0)
     first.enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
-  comm.all_reduce(view_of(a), ReduceOp::sum, first);
-  copy_of_world->all_reduce(view_of(b), ReduceOp::sum, second);
-  Event done(kCpu);
+  for (int i = 0; i < 20 && device != kCpu && comm.rank() == 0; ++i)
+    copy_tensor(to.view(), from.view(), first);
+  comm.all_reduce(a.view(), ReduceOp::sum, first);
+  copy_of_world->all_reduce(b.view(), ReduceOp::sum, second);
+  Event done(device);
   second.record(done);
   first.wait(done);
-  comm.all_reduce(view_of(b), ReduceOp::max, first);
+  comm.all_reduce(b.view(), ReduceOp::max, first);
   first.synchronize();
   second.synchronize();
   const double sum = comm.size() * (comm.size() - 1) / 2.0;
-  expect(a[63] == sum && b[63] == 10 * sum, "two streams");
+  expect(a.get()[63] == sum && b.get()[63] == 10 * sum, "two streams");
 }
 
-void immediate_and_dry_streams(Communicator& comm) {
-  Stream immediate(kCpu, "immediate", Stream::Mode::immediate);
-  Stream dry(kCpu, "dry", Stream::Mode::dry);
-  std::vector<std::int32_t> v{1}, untouched{1};
-  comm.all_reduce(view_of(v), ReduceOp::sum, immediate);
-  comm.all_reduce(view_of(untouched), ReduceOp::sum, dry);
-  expect(v[0] == comm.size() && untouched[0] == 1, "immediate or dry stream");
+void immediate_and_dry_streams(Communicator& comm, Device device) {
+  Stream immediate(device, "immediate", Stream::Mode::immediate);
+  Stream dry(device, "dry", Stream::Mode::dry);
+  Values<std::int32_t> v({1}, device), untouched({1}, device);
+  comm.all_reduce(v.view(), ReduceOp::sum, immediate);
+  comm.all_reduce(untouched.view(), ReduceOp::sum, dry);
+  immediate.synchronize();
+  expect(v.get()[0] == comm.size() && untouched.get()[0] == 1, "immediate or dry stream");
 }
 
 // A stream that has failed drops its later tasks; its operations must not block the thread for
 // ever.
-void a_failed_stream_does_not_block(Communicator& comm) {
+void a_failed_stream_does_not_block(Communicator& comm, Device) {
   Stream stream(kCpu, "test");
   std::vector<std::int32_t> v{1};
   stream.enqueue([] { throw std::runtime_error("planned"); });
@@ -307,7 +370,7 @@ void a_failed_stream_does_not_block(Communicator& comm) {
   expect(v[0] == 1, "the operation must not have run");
 }
 
-void split_into_groups(Communicator& comm) {
+void split_into_groups(Communicator& comm, Device) {
   // Even and odd ranks, order reversed.
   const auto part = comm.split(comm.rank() % 2, -comm.rank());
   const int members = (comm.size() + 1 - comm.rank() % 2) / 2;
@@ -320,7 +383,7 @@ void split_into_groups(Communicator& comm) {
   expect((none != nullptr) == (comm.rank() == 0), "a negative color joins nothing");
 }
 
-void host_helpers(Communicator& comm) {
+void host_helpers(Communicator& comm, Device) {
   expect(comm.all_reduce_host(comm.rank() + 0.5, ReduceOp::sum) ==
              comm.size() * (comm.size() - 1) / 2 + comm.size() * 0.5,
          "sum");
@@ -347,29 +410,29 @@ void expect_internal_error(F&& f, const char* what) {
   throw std::runtime_error(std::string("accepted: ") + what);
 }
 
-void wrong_arguments(Communicator& comm) {
-  Stream stream(kCpu, "test");
-  std::vector<float> v(8);
-  std::vector<std::uint8_t> bytes(8);
-  expect_internal_error([&] { comm.all_reduce(view_of(bytes), ReduceOp::sum, stream); },
-                        "sum of u8");
-  expect_internal_error([&] { comm.broadcast(view_of(v), comm.size(), stream); },
+void wrong_arguments(Communicator& comm, Device device) {
+  Stream stream(device, "test");
+  Values<float> v(std::vector<float>(8), device);
+  Values<std::uint8_t> bytes(std::vector<std::uint8_t>(8), device);
+  expect_internal_error([&] { comm.all_reduce(bytes.view(), ReduceOp::sum, stream); }, "sum of u8");
+  expect_internal_error([&] { comm.broadcast(v.view(), comm.size(), stream); },
                         "root outside the group");
-  expect_internal_error([&] { comm.send(view_of(v), comm.rank(), stream); }, "message to oneself");
-  std::vector<float> wrong(static_cast<std::size_t>(comm.size()) * 8 + 1);
-  expect_internal_error([&] { comm.all_gather(view_of(wrong), view_of(v), stream); },
+  expect_internal_error([&] { comm.send(v.view(), comm.rank(), stream); }, "message to oneself");
+  Values<float> wrong(std::vector<float>(static_cast<std::size_t>(comm.size()) * 8 + 1), device);
+  expect_internal_error([&] { comm.all_gather(wrong.view(), v.view(), stream); },
                         "all_gather size");
-  expect_internal_error(
-      [&] { comm.reduce_scatter(view_of(v), view_of(wrong), ReduceOp::sum, stream); },
-      "reduce_scatter size");
+  expect_internal_error([&] { comm.reduce_scatter(v.view(), wrong.view(), ReduceOp::sum, stream); },
+                        "reduce_scatter size");
   auto plan = uneven_plan(comm.rank(), comm.size(), 4);
-  expect_internal_error([&] { comm.all_to_all(view_of(v), view_of(v).rows(0, 0), plan, stream); },
+  expect_internal_error([&] { comm.all_to_all(v.view(), v.view().rows(0, 0), plan, stream); },
                         "rows outside the input");
   plan.send_rows.push_back(0);
-  expect_internal_error([&] { comm.all_to_all(view_of(wrong), view_of(wrong), plan, stream); },
+  expect_internal_error([&] { comm.all_to_all(wrong.view(), wrong.view(), plan, stream); },
                         "plan of another group");
-  const TensorView on_gpu(view_of(v).data(), DType::f32, {8}, {Device::Kind::cuda, 0});
-  expect_internal_error([&] { comm.all_reduce(on_gpu, ReduceOp::sum, stream); }, "device memory");
+  const Device other = device == kCpu ? Device{Device::Kind::cuda, 0} : kCpu;
+  const TensorView elsewhere(v.view().data(), DType::f32, {8}, other);
+  expect_internal_error([&] { comm.all_reduce(elsewhere, ReduceOp::sum, stream); },
+                        "memory of another device");
 }
 
 constexpr ConformanceCase kCases[] = {
@@ -381,10 +444,11 @@ constexpr ConformanceCase kCases[] = {
     {"all_to_all and back", all_to_all_and_back},
     {"broadcast from every rank", broadcast_from_every_rank},
     {"messages", messages},
-    {"operations follow their stream", operations_follow_their_stream},
+    {"operations follow their stream", operations_follow_their_stream, true},
+    {"operations follow copies", operations_follow_copies},
     {"two streams, two groups", two_streams_two_groups},
     {"immediate and dry streams", immediate_and_dry_streams},
-    {"a failed stream does not block", a_failed_stream_does_not_block},
+    {"a failed stream does not block", a_failed_stream_does_not_block, true},
     {"split into groups", split_into_groups},
     {"host helpers", host_helpers},
     {"wrong arguments", wrong_arguments},

@@ -9,7 +9,8 @@ namespace moesaic::test {
 
 struct ConformanceCase {
   const char* name;
-  void (*body)(Communicator&);
+  void (*body)(Communicator&, Device);  ///< the device whose memory the communicator moves
+  bool host_only = false;               ///< puts host tasks on a stream
 };
 std::span<const ConformanceCase> conformance_cases();
 

@@ -268,6 +268,17 @@ TEST_CASE("the validation set is fixed, in file order and spread over the file")
     REQUIRE(found == k * all.num_samples() / 10);
     last = found;
   }
+  // Batches keep their size at the end of the set.
+  const auto rest = some.batch({8, 4}), last_two = some.batch({8, 2});
+  REQUIRE(rest.num_samples == 4);
+  REQUIRE(rest.tokens.size() == 4 * 16);
+  REQUIRE(rest.valid_labels == last_two.valid_labels);
+  REQUIRE(std::equal(last_two.labels.begin(), last_two.labels.end(), rest.labels.begin()));
+  REQUIRE(std::all_of(rest.labels.begin() + 2 * 16, rest.labels.end(), [](std::int32_t label) {
+    return label == kIgnoredLabel;
+  }));
+  REQUIRE(rest.cu.back() == 4 * 16);
+  REQUIRE_THROWS_AS(some.batch({10, 1}), InternalError);
   const auto whole = all.batch({0, all.num_samples()});
   for (std::size_t i = 0; i + 1 < whole.tokens.size(); ++i) {
     if (whole.labels[i] != kIgnoredLabel) REQUIRE(whole.labels[i] == whole.tokens[i + 1]);

@@ -155,11 +155,8 @@ StepResult run_step(const StepPlan& plan) {
   ParameterStore params(plan.precision);
   Model model(params, options);
   params.seal(kCpu);
-  {
-    Stream stream(kCpu, "initial values", Stream::Mode::immediate);
-    params.initialize(7, stream);
-    fill_zero_parameters(params);
-  }
+  params.initialize(7);
+  fill_zero_parameters(params);
   const bool is_f64 = plan.precision == kF64;
   if (plan.perturbation != 0)
     along_direction(params, [&](double& w, double, double v) { w += plan.perturbation * v; });

@@ -7,6 +7,7 @@
 
 #include "core/config/load.h"
 #include "core/model/from_config.h"
+#include "core/model/moe.h"
 #include "tests/support/catch.h"
 
 using namespace moesaic;
@@ -196,12 +197,29 @@ TEST_CASE("plan: sizes beyond 64 bits are refused, not wrapped") {
                   UsageError);
 }
 
+TEST_CASE(
+    "a pattern of activations.recompute that matches nothing is found, with the nearest name") {
+  const auto messages = [](const std::string& words) {
+    std::vector<std::string> all;
+    for (const config::Finding& f :
+         make_plan(shipped("quickstart", {"activations.recompute=" + words})).findings)
+      all.push_back(f.keys.front() + ": " + f.message);
+    return all;
+  };
+  CHECK(messages("[moe.gate_up, \"attn*\"]").empty());
+  CHECK(messages("[full]").empty());
+  const auto typo = messages("[moe.gate_up, moe.gateup, \"zzz.*\"]");
+  REQUIRE(typo.size() == 2);
+  CHECK(typo[0] ==
+        "activations.recompute: no activation of this model matches 'moe.gateup'; did you mean "
+        "moe.gate_up?");
+  CHECK(typo[1].find("'zzz.*'; there are embedding, ") != std::string::npos);
+}
+
 TEST_CASE("model options: choices that depend on several keys") {
-  const auto options = [](const char* name,
-                          const std::vector<std::string>& overrides = {},
-                          std::int64_t tokens = 1000) {
+  const auto options = [](const char* name, const std::vector<std::string>& overrides = {}) {
     const config::Config c = shipped(name, overrides);
-    return model_options(c.model, c.train, tokens);
+    return model_options(c.model, c.train);
   };
   CHECK(options("kimi_linear_48b").kda.a_log_entries == 0);
   CHECK(options("kimi_k3").kda.a_log_entries == 128);
@@ -212,10 +230,10 @@ TEST_CASE("model options: choices that depend on several keys") {
   CHECK(options("deepseek_v32").mla.indexer->rope_dim == 64);
   CHECK_FALSE(options("hybrid_sparse_2p8t").mla.rope);
   CHECK(options("hybrid_sparse_2p8t").mla.indexer->rope_dim == 0);
-  CHECK(options("quickstart").moe.capacity == 0);
-  // ceil(1.3 * 1000 * 4 / 16)
-  CHECK(options("quickstart", {"model.capacity_factor=1.3"}).moe.capacity == 325);
-  CHECK(options("quickstart", {"model.capacity_factor=1.3"}, 1001).moe.capacity == 326);
+  CHECK(capacity_of(options("quickstart").moe, 1000) == 0);
+  const MoeOptions limited = options("quickstart", {"model.capacity_factor=1.3"}).moe;
+  CHECK(capacity_of(limited, 1000) == 325);  // ceil(1.3 * 1000 * 4 / 16)
+  CHECK(capacity_of(limited, 1001) == 326);
   CHECK(recompute_policy({.recompute = {"full"}}).all);
   CHECK_FALSE(recompute_policy({.recompute = {"none"}}).matches("none"));
   CHECK(recompute_policy({.recompute = {"attn.*"}}).matches("attn.q"));

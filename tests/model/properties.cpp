@@ -33,8 +33,7 @@ class Probe {
   explicit Probe(const ModelOptions& options, const Precision& precision = kF32, int threads = 1)
       : options_(options), threads_(threads), params(precision), model(params, options) {
     params.seal(kCpu);
-    Stream stream(kCpu, "initial values", Stream::Mode::immediate);
-    params.initialize(7, stream);
+    params.initialize(7);
     fill_zero_parameters(params);
   }
 

@@ -132,7 +132,7 @@ TEST_CASE("logical parameters are boxes of their storage") {
   const char trained[] = {1, 1, 0};
   store.seal(kCpu, trained);
   Stream stream(kCpu, "test", Stream::Mode::immediate);
-  store.initialize(3, stream);
+  store.initialize(3);
 
   const ConstTensorView whole = store.acquire(gate_up, stream).view();
   CHECK(store.weight(u, 1).data() == whole.data() + (1 * 4 + 2) * 5 * 2);

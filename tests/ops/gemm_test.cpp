@@ -53,7 +53,11 @@ TEST_CASE("gemm equals its definition") {
                           {65, 64, 64},
                           {130, 1100, 17},
                           {70, 9, 1200},
-                          {5, 4, 0}}) {
+                          {5, 4, 0},
+                          {128, 128, 64},
+                          {131, 600, 90},
+                          {300, 129, 65},
+                          {258, 140, 1100}}) {
       for (int bits = 0; bits < 8; ++bits) {
         Gemm op = product(rig, s, type, result, (bits & 1) != 0, (bits & 2) != 0);
         op.accumulate = (bits & 4) != 0;
@@ -72,13 +76,20 @@ TEST_CASE("gemm: the bits of a row depend neither on the number of rows nor on i
   Rig rig;
   constexpr std::int64_t kRows = 200;
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
-    for (const Sizes s :
-         {Sizes{kRows, 64, 64}, {kRows, 192, 48}, {kRows, 17, 300}, {kRows, 1, 64}}) {
+    for (const Sizes s : {Sizes{kRows, 64, 64},
+                          {kRows, 192, 48},
+                          {kRows, 17, 300},
+                          {kRows, 1, 64},
+                          {kRows, 73, 65},
+                          {kRows, 300, 270},
+                          {kRows, 1100, 70},
+                          {kRows, 130, 1030}}) {
       for (const bool tb : {false, true}) {
         Gemm op = product(rig, s, type, type, false, tb);
         rig.run(op);
         const TensorView all = op.c;
-        for (std::int64_t m = 1; m <= kRows; m = m < 70 ? m + 1 : m + 13) {
+        const bool costly = s.n * s.k > 64 * 200;
+        for (std::int64_t m = 1; m <= kRows; m += costly ? 23 : m < 70 ? 1 : 13) {
           Gemm part = op;
           part.a = op.a.rows(kRows - m, kRows);
           part.c = rig.poisoned({m, s.n}, type);
@@ -93,17 +104,19 @@ TEST_CASE("gemm: the bits of a row depend neither on the number of rows nor on i
 
 TEST_CASE("gemm: accumulating rows do not depend on the number of rows either") {
   Rig rig;
-  const Gemm whole = product(rig, {100, 40, 700}, DType::f32, DType::f32, false, true);
-  const TensorView start = rig.random({100, 40}, DType::f32, 9);
-  Gemm op = whole;
-  op.accumulate = true;
-  op.c = rig.values(read(start), {100, 40}, DType::f32);
-  rig.run(op);
-  Gemm part = op;
-  part.a = whole.a.rows(50, 100);
-  part.c = rig.values(read(start.rows(50, 100)), {50, 40}, DType::f32);
-  rig.run(part);
-  CHECK(same_bits(part.c, op.c.rows(50, 100)));
+  for (const Sizes s : {Sizes{100, 40, 700}, {100, 150, 1100}}) {
+    const Gemm whole = product(rig, s, DType::f32, DType::f32, false, true);
+    const TensorView start = rig.random({s.m, s.n}, DType::f32, 9);
+    Gemm op = whole;
+    op.accumulate = true;
+    op.c = rig.values(read(start), {s.m, s.n}, DType::f32);
+    rig.run(op);
+    Gemm part = op;
+    part.a = whole.a.rows(50, s.m);
+    part.c = rig.values(read(start.rows(50, s.m)), {s.m - 50, s.n}, DType::f32);
+    rig.run(part);
+    CHECK(same_bits(part.c, op.c.rows(50, s.m)));
+  }
 }
 
 TEST_CASE("gemm: same bits on any number of threads") {

@@ -89,7 +89,9 @@ TEST_CASE("Newton-Schulz: against plain products in every orientation and over t
                              {5, 8},
                              {70, 65},
                              {64, 130},
-                             {150, 131}}) {
+                             {150, 131},
+                             {257, 300},
+                             {390, 256}}) {
     const Tensor x = normal({m, n}, DType::f64, 61);
     const Matrix want = iterate(x.values(), m, n);
     run(NewtonSchulz{.x = x, .blocks = {}});

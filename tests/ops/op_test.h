@@ -28,6 +28,9 @@ class Rig {
     owner_.stream().synchronize();
   }
 
+  /// Shows every later op to `observer`, until null.
+  void observe(OpObserver* observer) { owner_.observe(observer); }
+
   TensorView zeros(Shape shape, DType dtype) {
     const auto bytes = byte_size(dtype) * static_cast<std::size_t>(shape.numel());
     return memory_.emplace_back(std::max<std::size_t>(bytes, 1), kCpu, "test").view(shape, dtype);

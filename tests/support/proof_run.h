@@ -82,7 +82,7 @@ class ProofRun {
           options, memory.empty() ? nullptr : &memory[static_cast<std::size_t>(l)], l);
     for (int i = 0; i < kMicroBatches; ++i)
       add_micro_batch(static_cast<std::uint64_t>(i));
-    params_.initialize(17, first());
+    params_.initialize(17);
     for (std::size_t p = 0; p < params_.params().size(); ++p)
       add_moments(id_of(p));
     first().synchronize();

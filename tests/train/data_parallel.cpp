@@ -2,6 +2,8 @@
 // replicas equal to the bit.
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "core/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/train/run.h"
@@ -169,6 +171,27 @@ TEST_CASE("evaluation: alike on every number of ranks, and without effect on tra
     if (world.rank() != 0) return;
     CHECK(stats.loss == Approx(alone).epsilon(1e-10));
     CHECK(stats.predicted_tokens == tokens);
+  });
+}
+
+TEST_CASE("evaluation takes every window, whatever the micro-batch and the ranks") {
+  const auto stats = [](std::int64_t micro, bool whole, Communicator* world) {
+    Run run(hybrid_config({fmt::format("train.micro_batch_size={}", micro),
+                           fmt::format("train.global_batch_size={}", 2 * micro),
+                           "train.eval_batches=1"}),
+            world);
+    return run.trainer->evaluate(whole);
+  };
+  const EvalStats alone = stats(1, true, nullptr);
+  const EvalStats by_three = stats(3, true, nullptr), by_seven = stats(7, true, nullptr);
+  CHECK(by_three.predicted_tokens == alone.predicted_tokens);
+  CHECK(by_seven.predicted_tokens == alone.predicted_tokens);
+  CHECK(by_three.loss == Approx(alone.loss).epsilon(1e-10));
+  CHECK(by_seven.loss == Approx(alone.loss).epsilon(1e-10));
+  run_local_ranks(2, [&](Communicator& world) {
+    const EvalStats shared = stats(3, true, &world);
+    CHECK(shared.predicted_tokens == alone.predicted_tokens);
+    CHECK(shared.loss == Approx(alone.loss).epsilon(1e-10));
   });
 }
 

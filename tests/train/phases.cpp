@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include <fmt/format.h>
+
+#include "core/model/from_config.h"
 #include "core/nn/tape.h"
 #include "tests/support/catch.h"
 #include "tests/train/run.h"
@@ -175,6 +178,64 @@ TEST_CASE("steps in which a parameter was frozen do not count for its bias corre
   CHECK(v.integers.at("optimizer.updates") == 5);
   CHECK(v.integers.at("optimizer.updates_of.lm_head.weight") == 2);
   CHECK(v.integers.count("optimizer.updates_of.model.norm.weight") == 0);
+}
+
+TEST_CASE("any number of phases may freeze other parameters each") {
+  // Phase p freezes vectors 0 to p: as many different numbers of updates as phases.
+  constexpr int kPhases = 20;
+  std::vector<std::string> names;
+  {
+    const Run any(hybrid_config());
+    for (const ParameterSpec& spec : any.params->params()) {
+      if (spec.shape.rank == 1) names.push_back(spec.name);
+    }
+  }
+  REQUIRE(names.size() >= kPhases);
+  std::string text = "[";
+  for (int p = 0; p < kPhases; ++p) {
+    std::string frozen;
+    for (int i = 0; i <= p; ++i)
+      frozen += (i > 0 ? ", \"" : "\"") + names.at(static_cast<std::size_t>(i)) + "\"";
+    text += fmt::format("{{until: {}, freeze: [{}]}}, ", p + 1, frozen);
+  }
+  text += fmt::format("{{until: {}}}]", kPhases + 10);
+  Run run(hybrid_config({phases(text), fmt::format("train.steps={}", kPhases + 10)}));
+  run.steps(kPhases + 1);
+  const StateValues v = run.trainer->values();
+  CHECK(v.integers.at("optimizer.updates") == kPhases + 1);
+  for (int i = 0; i < kPhases; ++i) {
+    INFO(names[static_cast<std::size_t>(i)]);
+    CHECK(v.integers.at("optimizer.updates_of." + names[static_cast<std::size_t>(i)]) == i + 1);
+  }
+}
+
+TEST_CASE("every parameter can be frozen while all others are trained") {
+  std::vector<std::string> names;
+  {
+    const Run any(hybrid_config());
+    for (const ParameterSpec& spec : any.params->params()) {
+      config::TrainConfig train;
+      train.phases.emplace_back();
+      train.phases.back().freeze = {spec.name};
+      if (phase_findings(*any.params, train).empty()) names.push_back(spec.name);
+    }
+  }
+  REQUIRE(names.size() > 40);  // all but those that share a matrix
+  std::string text = "[";
+  for (std::size_t p = 0; p < names.size(); ++p)
+    text += fmt::format("{}{{until: {}, freeze: [\"{}\"]}}", p > 0 ? ", " : "", p + 1, names[p]);
+  const auto steps = static_cast<int>(names.size());
+  Run run(hybrid_config({phases(text + "]"), fmt::format("train.steps={}", steps)}));
+  for (const std::string& name : names) {
+    const Snapshot before = run.snapshot();
+    const StepStats stats = run.step();
+    INFO(name);
+    CHECK(std::isfinite(stats.loss));
+    const Snapshot after = run.snapshot();
+    std::string stored = name;  // of a family, its first member
+    if (const auto at = stored.find("{}"); at != std::string::npos) stored.replace(at, 2, "0");
+    CHECK(before.at(stored) == after.at(stored));
+  }
 }
 
 TEST_CASE("a router's bias stands still where its name is frozen") {

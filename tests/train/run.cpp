@@ -114,15 +114,12 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
   return config::load_config_text(yaml, "hybrid.yaml", overrides).config;
 }
 
-Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode) : config(c) {
-  params = std::make_unique<ParameterStore>(precision_of(config.run, false));
-  model = std::make_unique<Model>(
-      *params,
-      model_options(
-          config.model, config.train, config.train.micro_batch_size * config.data.sequence_length));
-  params->seal(kCpu, ever_trained(make_phases(config), *params));
-  Stream stream(kCpu, "initialise", Stream::Mode::immediate);
-  params->initialize(static_cast<std::uint64_t>(config.run.seed), stream);
+Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
+    : config(c) {
+  params = std::make_unique<ParameterStore>(precision_of(config.run, device != kCpu));
+  model = std::make_unique<Model>(*params, model_options(config.model, config.train));
+  params->seal(device, ever_trained(make_phases(config), *params));
+  params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
   const std::shared_ptr<const data::TokenSource> source =
       data::open_text(config.data.train.front(), config.model.vocab_size);
@@ -134,7 +131,7 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode) : conf
                                                .optimizer = optimizer.get(),
                                                .train = source,
                                                .valid = source,
-                                               .device = kCpu,
+                                               .device = device,
                                                .recompute = recompute_policy(config.activations),
                                                .stream_mode = mode});
 }
@@ -152,14 +149,21 @@ Snapshot Run::snapshot() {
   for (const StateTensor& t : trainer->state()) {
     MOESAIC_CHECK(all.count(t.name) == 0,
                   t.name + " appears twice");  // ranks are threads: no assertions of the test here
-    all[t.name] = {t.view.data(), t.view.data() + t.view.bytes()};
+    std::vector<std::byte>& bytes = all[t.name];
+    bytes.resize(t.view.bytes());
+    copy_tensor(
+        TensorView(bytes.data(), t.view.dtype(), t.view.shape()), t.view, trainer->stream());
   }
+  trainer->stream().synchronize();
   return all;
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
   for (const StateTensor& t : trainer->state())
-    std::memcpy(t.view.data(), tensors.at(t.name).data(), t.view.bytes());
+    copy_tensor(t.view,
+                ConstTensorView(tensors.at(t.name).data(), t.view.dtype(), t.view.shape()),
+                trainer->stream());
+  trainer->stream().synchronize();
   trainer->load_values(values);
 }
 

@@ -24,7 +24,8 @@ class Run {
  public:
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
-               Stream::Mode mode = Stream::Mode::worker);
+               Stream::Mode mode = Stream::Mode::worker,
+               Device device = kCpu);
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);

@@ -90,7 +90,7 @@ expect 0 "finished" run run.dir=warm model.indexer.index_topk=2 'train.phases=[{
 expect 0 "finished" run run.dir=aux model.balance.aux_loss=global model.balance.aux_loss_weight=0.01 train.steps=2
 grep '"step":1,' aux/metrics.jsonl | grep -q '"balance":0.0[0-9]*[1-9]' || fail "no global auxiliary loss in step 1"
 expect 5 "in a row" run run.dir=bad debug.inject_nan_step=1 train.max_bad_steps=1
-expect 2 "have no CUDA kernel" run run.dir=gpu run.device=cuda
+CUDA_VISIBLE_DEVICES="" expect 2 "run.device=cpu" run run.dir=gpu run.device=cuda
 expect 3 "nowhere.txt" run run.dir=nodata data.train=nowhere.txt
 text=$("$moesaic" generate run --prompt "the cat " --max-new-tokens 60 --temperature 0 | tr -d '\n')
 [ ${#text} -gt 8 ] || fail "generate added nothing to the prompt"

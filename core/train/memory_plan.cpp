@@ -1,0 +1,87 @@
+#include "core/train/memory_plan.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "comm/device_communicator.h"
+#include "core/model/from_config.h"
+#include "core/nn/losses.h"
+#include "core/train/optimizer_config.h"
+#include "core/train/sequence_buffers.h"
+#include "core/train/step_memory.h"
+
+namespace moesaic {
+namespace {
+
+// The driver's context, the kernels of this program and the libraries' own memory, as a single-GPU run leaves them on an
+// H200 beside its own buffers.
+constexpr std::size_t kCudaRuntimeBytes = std::size_t{700} << 20;
+constexpr double kMiB = 1024.0 * 1024.0;
+
+}  // namespace
+
+std::size_t MemoryPlan::total() const {
+  std::size_t sum = runtime + communication;
+  for (const MemoryUse& use : parts)
+    sum += use.bytes;
+  return sum;
+}
+
+std::string MemoryPlan::table() const {
+  std::vector<MemoryUse> lines = parts;
+  if (communication > 0) lines.push_back({"communication", communication});
+  if (runtime > 0) lines.push_back({"CUDA context and libraries (estimate)", runtime});
+  std::stable_sort(
+      lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::string text;
+  for (const MemoryUse& use : lines)
+    text += fmt::format("  {:<40} {:>12.1f} MiB\n", use.tag, static_cast<double>(use.bytes) / kMiB);
+  return text + fmt::format("  {:<40} {:>12.1f} MiB\n", "sum", static_cast<double>(total()) / kMiB);
+}
+
+MemoryPlan plan_memory(const config::Config& config,
+                       Device device,
+                       const Precision& precision,
+                       std::span<const data::DocumentBound> documents,
+                       int ranks) {
+  ParameterStore params(precision);
+  Model model(params, model_options(config.model, config.train));
+  const std::vector<Phase> phases = make_phases(config);
+  params.seal_pretend(device, ever_trained(phases, params));
+  Optimizer optimizer(params, optimizer_options(config.optimizer));
+  const StepMemory step = measure_run(config,
+                                      phases,
+                                      documents,
+                                      model,
+                                      params,
+                                      &optimizer,
+                                      device,
+                                      recompute_policy(config.activations));
+  const StepBuffers buffers = step_buffers(config, phases, model, params, ranks);
+
+  MemoryPlan plan;
+  plan.device = device;
+  plan.parts = params.memory_use();
+  const auto state = optimizer.memory_use();
+  plan.parts.insert(plan.parts.end(), state.begin(), state.end());
+  plan.parts.push_back({"batches",
+                        static_cast<std::size_t>(buffers.micro_batches) *
+                            SequenceBuffers::device_bytes(buffers.micro_batch_tokens)});
+  plan.parts.push_back({"balance margins", buffers.margins});
+  plan.parts.push_back({"scratch", step.scratch});
+  plan.parts.push_back({"transient", step.transient});
+  plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back({"losses", kNumLosses * 8});
+  plan.parts.erase(std::remove_if(plan.parts.begin(),
+                                  plan.parts.end(),
+                                  [](const MemoryUse& use) { return use.bytes == 0; }),
+                   plan.parts.end());
+  if (device.kind == Device::Kind::cuda) {
+    plan.runtime = kCudaRuntimeBytes;
+    plan.communication = device_communication_bytes(ranks);
+  }
+  return plan;
+}
+
+}  // namespace moesaic

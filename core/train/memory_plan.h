@@ -1,0 +1,33 @@
+#pragma once
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config/config.h"
+#include "core/data/document_bound.h"
+#include "memory/buffer.h"
+
+namespace moesaic {
+
+/// What one rank of a training run allocates on its device, found by declaring the run on memory that is not there and
+/// running the host code of its steps on a dry stream: the code that the run itself sizes its arenas with.
+struct MemoryPlan {
+  Device device;
+  std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
+  std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
+  std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
+  std::size_t total() const;
+  /// Indented lines, largest part first, and the sum.
+  std::string table() const;
+};
+
+/// Plans a configuration that can be trained. `documents`: of every source of batches. `ranks`: data-parallel ranks. No
+/// device is touched.
+MemoryPlan plan_memory(const config::Config& config,
+                       Device device,
+                       const Precision& precision,
+                       std::span<const data::DocumentBound> documents,
+                       int ranks);
+
+}  // namespace moesaic

@@ -1,0 +1,95 @@
+// What a checkpoint holds of a trainer.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/train/trainer.h"
+#include "kernels/ops/elementwise.h"
+
+namespace moesaic {
+
+std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
+  std::vector<StateTensor> all;
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
+    for (std::int64_t e = 0; e < members; ++e)
+      all.push_back({params.member_name(id, e), params.master(id, e)});
+  }
+  for (std::size_t i = 0; i < params.buffers().size(); ++i) {
+    const BufferSpec& spec = params.buffers()[i];
+    if (spec.lifetime != Lifetime::persistent) continue;
+    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name,
+                   params.buffer({static_cast<std::int32_t>(i)})});
+  }
+  return all;
+}
+
+void refresh_weights(const ParameterStore& params, Backend& backend) {
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    if (params.masters_are_weights(id)) continue;
+    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
+    for (std::int64_t e = 0; e < members; ++e)
+      run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
+  }
+}
+
+std::vector<StateTensor> Trainer::state() const {
+  std::vector<StateTensor> all = weight_tensors(*parts_.params);
+  const auto optimizer = parts_.optimizer->state();
+  all.insert(all.end(), optimizer.begin(), optimizer.end());
+  return all;
+}
+
+// What decided which samples were used up to this step. Later phases may still change, and the present one's end.
+std::string Trainer::data_order() const {
+  std::string text = fmt::format("run.seed={} train.global_batch_size={} tokens of data.train={}",
+                                 parts_.config->run.seed,
+                                 parts_.config->train.global_batch_size,
+                                 parts_.train->num_tokens());
+  for (const Phase& p : phases_) {
+    if (p.begin == 0 || p.begin < step_)
+      text += fmt::format(" sequence_length={} after step {}", p.sequence_length, p.begin);
+  }
+  return text;
+}
+
+StateValues Trainer::values() const {
+  StateValues v;
+  v.integers["step"] = step_;
+  v.integers["tokens_seen"] = tokens_seen_;
+  v.integers["skipped_steps"] = skipped_total_;
+  v.integers["consecutive_bad_steps"] = bad_steps_;
+  v.texts["data_order"] = data_order();
+  parts_.optimizer->save_counters(v);
+  return v;
+}
+
+void Trainer::load_values(const StateValues& values) {
+  const auto get = [&](const char* name) {
+    const auto it = values.integers.find(name);
+    if (it == values.integers.end())
+      throw InputError(fmt::format("the checkpoint's manifest holds no value '{}'", name));
+    return it->second;
+  };
+  step_ = get("step");
+  tokens_seen_ = get("tokens_seen");
+  skipped_total_ = get("skipped_steps");
+  bad_steps_ = get("consecutive_bad_steps");
+  const auto order = values.texts.find("data_order");
+  const std::string saved = order == values.texts.end() ? "nothing" : order->second;
+  if (saved != data_order()) {
+    throw UsageError(
+        fmt::format("the order of the data would change: the checkpoint was made with {}, this "
+                    "configuration says {}. Set these keys back, or start "
+                    "anew in another run.dir.",
+                    saved,
+                    data_order()));
+  }
+  parts_.optimizer->load_counters(values);
+  refresh_weights(*parts_.params, backend_->backend());
+  phase_ = -1;
+}
+
+}  // namespace moesaic

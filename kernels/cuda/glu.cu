@@ -1,0 +1,216 @@
+// Gated linear units. Forward: one access per thread, in the order of memory. Backward: a warp or a
+// block per row, because the gradient of a row's weight is a sum over the row.
+#include "kernels/cuda/gate_math.cuh"
+#include "kernels/cuda/vectors.cuh"
+#include "kernels/ops/glu.h"
+
+namespace moesaic {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
+
+constexpr int kThreads = 128;
+
+// An activation gives h = a(g) b(u) and, as point(), h with its partial derivatives.
+template <class A, bool kFast>
+struct SwiGlu {
+  explicit SwiGlu(const GluActivation&) {}
+  __device__ __forceinline__ A value(A g, A u) const { return g * sigmoid<kFast>(g) * u; }
+  __device__ __forceinline__ void point(A g, A u, A& h, A& d_gate, A& d_up) const {
+    A s, c;
+    sigmoid_pair<kFast>(g, s, c);
+    const A silu = g * s;
+    h = silu * u;
+    d_gate = u * (s + silu * c);
+    d_up = silu;
+  }
+};
+
+template <class A, bool kFast>
+struct SituGlu {
+  explicit SituGlu(const GluActivation& a)
+      : b1(static_cast<A>(a.beta1)),
+        b2(static_cast<A>(a.beta2)),
+        inv1(static_cast<A>(1.0 / a.beta1)),
+        inv2(static_cast<A>(1.0 / a.beta2)) {}
+  __device__ __forceinline__ A value(A g, A u) const {
+    A tanh_g, tanh_u, unused;
+    tanh_and_slope<kFast>(g * inv1, tanh_g, unused);
+    tanh_and_slope<kFast>(u * inv2, tanh_u, unused);
+    return b1 * tanh_g * sigmoid<kFast>(g) * (b2 * tanh_u);
+  }
+  __device__ __forceinline__ void point(A g, A u, A& h, A& d_gate, A& d_up) const {
+    A s, c;
+    sigmoid_pair<kFast>(g, s, c);
+    A tanh_g, tanh_u, slope_g, slope_u;
+    tanh_and_slope<kFast>(g * inv1, tanh_g, slope_g);
+    tanh_and_slope<kFast>(u * inv2, tanh_u, slope_u);
+    const A up = b2 * tanh_u;
+    const A a = b1 * tanh_g * s;
+    h = a * up;
+    d_gate = up * (slope_g * s + a * c);
+    d_up = a * slope_u;
+  }
+  A b1, b2, inv1, inv2;
+};
+
+// A count beyond the bound is a bug of what wrote it; the stream fails, as it does on the CPU.
+__device__ __forceinline__ std::int64_t used_rows(std::int64_t bound,
+                                                  const std::int32_t* row_count) {
+  if (row_count == nullptr) return bound;
+  const std::int64_t rows = *row_count;
+  if (rows < 0 || rows > bound) __trap();
+  return rows;
+}
+
+// No pointer is __restrict__: results may lie on operands; each thread reads what it overwrites itself.
+template <class T, class A, class Act, int N>
+__global__ void __launch_bounds__(kThreads) forward_kernel(T* h,
+                                                           const T* gate_up,
+                                                           const std::int32_t* row_count,
+                                                           std::int64_t bound,
+                                                           std::int64_t width,
+                                                           Act act) {
+  const std::int64_t per_row = width / N, items = used_rows(bound, row_count) * per_row;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
+    const T* gate = gate_up + 2 * t * width + c;
+    auto g = load<N>(gate);
+    const auto u = load<N>(gate + width);
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      g.v[k] = round_to<T>(act.value(widen<A>(g.v[k]), widen<A>(u.v[k])));
+    store<N>(h + t * width + c, g);
+  }
+}
+
+template <class T, class A>
+struct Backward {
+  T* dgate_up;
+  A* drow_weight;
+  T* h;
+  const T* dh;
+  const T* gate_up;
+  const A* row_weight;
+  const std::int32_t* row_count;
+  std::int64_t bound, width;
+  bool weight_h;
+};
+
+template <class T, class A, class Act, int N, int PerRow>
+__global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T, A> p, Act act) {
+  constexpr int kRows = kThreads / PerRow;
+  const std::int64_t rows = used_rows(p.bound, p.row_count);
+  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows;
+       t += std::int64_t{gridDim.x} * kRows) {
+    const T* gate = p.gate_up + 2 * t * p.width;
+    T* dgate = p.dgate_up + 2 * t * p.width;
+    const A weight = p.row_weight == nullptr ? A(1) : p.row_weight[t];
+    const A h_factor = p.weight_h ? weight : A(1);
+    A sum = 0;
+    for (std::int64_t c = std::int64_t{threadIdx.x % PerRow} * N; c < p.width; c += PerRow * N) {
+      auto g = load<N>(gate + c);
+      auto u = load<N>(gate + p.width + c);
+      auto r = load<N>(p.dh + t * p.width + c);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        A value, d_gate, d_up;
+        act.point(widen<A>(g.v[i]), widen<A>(u.v[i]), value, d_gate, d_up);
+        const A grad = widen<A>(r.v[i]);
+        sum += grad * value;
+        g.v[i] = round_to<T>(weight * grad * d_gate);
+        u.v[i] = round_to<T>(weight * grad * d_up);
+        r.v[i] = round_to<T>(h_factor * value);
+      }
+      store<N>(dgate + c, g);
+      store<N>(dgate + p.width + c, u);
+      if (p.h != nullptr) store<N>(p.h + t * p.width + c, r);
+    }
+    if (p.drow_weight != nullptr) {
+      sum = shared_row_sum<PerRow>(sum);
+      if (threadIdx.x % PerRow == 0) p.drow_weight[t] = sum;
+    }
+  }
+}
+
+// Calls f(PerRow) and the grid that goes with it.
+template <int N, class F>
+void with_row_threads(const CudaContext& context, std::int64_t rows, std::int64_t width, F&& f) {
+  const auto call = [&]<int PerRow>(std::integral_constant<int, PerRow> per_row) {
+    constexpr int kRows = kThreads / PerRow;
+    f(per_row, grid_for(context, (rows + kRows - 1) / kRows, 32));
+  };
+  if (width <= 2 * kWarp * N) return call(std::integral_constant<int, kWarp>{});
+  call(std::integral_constant<int, kThreads>{});
+}
+
+template <class T, class Act>
+void forward(const CudaContext& context, const GluForward& op) {
+  const std::int64_t rows = op.h.dim(0), width = op.h.dim(1);
+  with_vector<kWide<T>>(
+      width, {op.h.data(), op.gate_up.data()}, [&]<int N>(std::integral_constant<int, N>) {
+        const unsigned grid = grid_for(context, (rows * (width / N) + kThreads - 1) / kThreads, 32);
+        forward_kernel<device_t<T>, acc_t<T>, Act, N>
+            <<<grid, kThreads, 0, native_stream(context)>>>(device_data<T>(op.h),
+                                                            device_data<T>(op.gate_up),
+                                                            op.row_count.as<std::int32_t>(),
+                                                            rows,
+                                                            width,
+                                                            Act(op.activation));
+      });
+  check_launch("kernel glu_forward");
+}
+
+template <class T, class Act>
+void backward(const CudaContext& context, const GluBackward& op) {
+  using A = acc_t<T>;
+  const std::int64_t rows = op.dh.dim(0), width = op.dh.dim(1);
+  const Backward<device_t<T>, A> p{device_data<T>(op.dgate_up),
+                                   op.drow_weight.as<A>(),
+                                   device_data<T>(op.h),
+                                   device_data<T>(op.dh),
+                                   device_data<T>(op.gate_up),
+                                   op.row_weight.as<A>(),
+                                   op.row_count.as<std::int32_t>(),
+                                   rows,
+                                   width,
+                                   op.weight_h};
+  with_vector<kWide<T>>(
+      width, {p.dgate_up, p.h, p.dh, p.gate_up}, [&]<int N>(std::integral_constant<int, N>) {
+        with_row_threads<N>(context,
+                            rows,
+                            width,
+                            [&]<int PerRow>(std::integral_constant<int, PerRow>, unsigned grid) {
+                              backward_kernel<device_t<T>, A, Act, N, PerRow>
+                                  <<<grid, kThreads, 0, native_stream(context)>>>(
+                                      p, Act(op.activation));
+                            });
+      });
+  check_launch("kernel glu_backward");
+}
+
+template <class T>
+constexpr bool kFastMath = std::is_same_v<T, bf16>;
+
+}  // namespace
+
+void launch(CudaContext& context, const GluForward& op) {
+  if (is_dry(context) || op.h.numel() == 0) return;
+  dispatch_float(op.h.dtype(), [&]<class T>(TypeTag<T>) {
+    if (op.activation.kind == GluKind::situ)
+      return forward<T, SituGlu<acc_t<T>, kFastMath<T>>>(context, op);
+    forward<T, SwiGlu<acc_t<T>, kFastMath<T>>>(context, op);
+  });
+}
+
+void launch(CudaContext& context, const GluBackward& op) {
+  if (is_dry(context) || op.dh.dim(0) == 0) return;  // no columns: drow_weight is still zeroed
+  dispatch_float(op.dh.dtype(), [&]<class T>(TypeTag<T>) {
+    if (op.activation.kind == GluKind::situ)
+      return backward<T, SituGlu<acc_t<T>, kFastMath<T>>>(context, op);
+    backward<T, SwiGlu<acc_t<T>, kFastMath<T>>>(context, op);
+  });
+}
+
+}  // namespace moesaic

@@ -1,0 +1,93 @@
+#!/bin/sh
+# train_cuda.sh MPIRUN MOESAIC WORK_DIR: the whole program on a GPU, in bf16: the same bytes twice and after resuming, the
+# same loss as on the CPU, two ranks (on two devices, or in turns on one) against one, messages.
+set -eu
+mpirun=$1 moesaic=$2 work=$3
+devices=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
+if [ "$devices" -eq 0 ]; then
+  if [ "${MOESAIC_REQUIRE_CUDA:-}" = 1 ]; then echo "FAILED: MOESAIC_REQUIRE_CUDA=1, but there is no CUDA device"; exit 1; fi
+  echo "SKIPPED: no CUDA device"
+  exit 0
+fi
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+perl -e 'srand 7; for my $d (1 .. 40) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. 60), "\n\f\n" }' > text.txt
+cat > tiny.yaml <<'YAML'
+model:
+  hidden_size: 64
+  num_hidden_layers: 4
+  vocab_size: 256
+  intermediate_size: 96
+  hidden_act: situ
+  linear_attn_config: {kda_layers: [1, 2, 3], full_attn_layers: [4], num_heads: 2, head_dim: 32, gate_lower_bound: -5.0, use_full_rank_gate: true}
+  num_attention_heads: 2
+  q_lora_rank: 32
+  kv_lora_rank: 32
+  qk_nope_head_dim: 32
+  qk_rope_head_dim: 16
+  v_head_dim: 32
+  mla_use_nope: true
+  mla_use_output_gate: true
+  indexer: {index_n_heads: 2, index_head_dim: 32, index_topk: 16}
+  num_experts: 8
+  num_experts_per_token: 2
+  num_shared_experts: 1
+  moe_intermediate_size: 32
+  routed_expert_hidden_size: 32
+  first_k_dense_replace: 1
+  balance: {bias_rule: quantile}
+  residual: {type: attention, attn_res_block_size: 1}
+data: {train: text.txt, valid: text.txt, sequence_length: 128}
+train: {steps: 8, global_batch_size: 4, micro_batch_size: 1, eval_every: 4, eval_batches: 4}
+optimizer: {name: muon, lr: 3e-3, warmup_steps: 2, ema_decay: 0.9}
+checkpoint: {every: 4, keep_last: 0}
+run: {device: cuda, dir: run}
+YAML
+ranks() { n=$1; shift; "$mpirun" -np "$n" --oversubscribe --bind-to none "$moesaic" train tiny.yaml "$@"; }
+fail() { echo "FAILED: $*"; exit 1; }
+loss() { grep -o 'eval loss [0-9.]*' "$1" | tail -1 | awk '{ print $3 }'; }
+close() { # what, file, file, relative difference
+  awk -v a="$(loss "$2")" -v b="$(loss "$3")" -v t="$4" -v w="$1" \
+    'BEGIN { d = a > b ? a - b : b - a; print w ":", a, "and", b; exit !(a > 0 && d <= t * b) }' || fail "$1: losses differ"
+}
+
+ranks 1 > log.txt || fail "$(cat log.txt)"
+grep -q 'device cuda:0 | precision bf16' log.txt || fail "not on the GPU in bf16: $(head -3 log.txt)"
+grep 'planned .* as the driver counts' log.txt || fail "no comparison with the driver"
+cp -r run/checkpoints/step-00000008 whole
+ranks 1 run.dir=again > again.txt
+rm -r run/checkpoints/step-00000008
+ranks 1 > resumed.txt
+for f in model.safetensors optimizer.safetensors ema.safetensors; do
+  cmp "whole/$f" "again/checkpoints/step-00000008/$f" || fail "$f differs between two runs"
+  cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
+done
+ranks 1 run.dir=cpu run.device=cpu run.precision=bf16 > cpu.txt
+close "GPU and CPU" log.txt cpu.txt 0.02
+# Onwards on the CPU from the GPU's checkpoint, and back.
+ranks 1 train.steps=10 run.device=cpu run.precision=bf16 > over.txt || fail "$(cat over.txt)"
+ranks 1 train.steps=12 > back.txt || fail "$(cat back.txt)"
+grep -q 'continuing from .*step-00000010' back.txt || fail "the GPU does not continue the CPU's run"
+text=$("$moesaic" generate run --prompt "the cat " --max-new-tokens 40 --temperature 0 | tr -d '\n')
+[ ${#text} -gt 8 ] || fail "generate added nothing to the prompt"
+share=
+if [ "$devices" -lt 2 ]; then
+  set +e
+  ranks 2 run.dir=refused > refused.txt 2>&1
+  code=$?
+  set -e
+  [ $code -eq 2 ] || fail "two ranks on one GPU ended with $code"
+  grep -q 'comm.share_gpu=true' refused.txt || fail "no way out is named: $(cat refused.txt)"
+  share=comm.share_gpu=true
+fi
+ranks 2 run.dir=two $share > two.txt || fail "$(cat two.txt)"
+close "two ranks and one" two.txt log.txt 0.01
+ranks 2 run.dir=two_again $share > two_again.txt
+cmp two/checkpoints/step-00000008/model.safetensors two_again/checkpoints/step-00000008/model.safetensors || fail "two ranks differ between two runs"
+set +e
+ranks 1 run.dir=huge data.sequence_length=4000000 model.max_position_embeddings=4000000 train.micro_batch_size=4 > huge.txt 2>&1
+code=$?
+set -e
+[ $code -eq 4 ] || [ $code -eq 3 ] || fail "a run that cannot fit ended with $code: $(cat huge.txt)"
+echo "train_cuda: passed"

@@ -1,0 +1,388 @@
+#include "kernels/ops/indexer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "tests/support/device_tensors.h"
+
+namespace moesaic::test {
+namespace {
+
+DType stats_type(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+struct Sizes {
+  std::vector<std::int32_t> lengths;                     // documents
+  std::int64_t heads = 4, dim = 16, k = 8, queries = 0;  // queries: 0 = all positions
+  std::int64_t tokens() const {
+    return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  }
+};
+// Tiles of 64 +- 1, empty documents, more keys than k and fewer, one long document, decoding, odd widths.
+const Sizes kSizes[] = {{{1}},
+                        {{5, 0, 3, 0}, 3, 5, 2},
+                        {{63, 1, 65}, 4, 16, 16},
+                        {{64, 64}, 1, 64, 64},
+                        {{129}, 4, 128, 32},
+                        {{200, 0, 77, 300}, 7, 33, 50},
+                        {{700}, 16, 64, 128},
+                        {{150}, 4, 16, 20, 1},
+                        {{333}, 4, 16, 20, 70}};
+
+void fill_documents(const Twin& cu, const Sizes& s) {
+  std::int32_t end = 0;
+  cu.initial.data<std::int32_t>()[0] = 0;
+  for (std::size_t d = 0; d < s.lengths.size(); ++d)
+    cu.initial.data<std::int32_t>()[d + 1] = end += s.lengths[d];
+}
+// Small integers: products and sums are exact in every type and order, and scores tie often.
+void fill_integers(TensorView view, std::uint64_t key, int range) {
+  dispatch_float(view.dtype(), [&]<class T>(TypeTag<T>) {
+    for (std::int64_t i = 0; i < view.numel(); ++i) {
+      const double u = standard_normal(key, static_cast<std::uint64_t>(i));
+      view.as<T>()[i] = T(std::clamp<double>(std::round(u), -range, range));
+    }
+  });
+}
+// Ascending, without repetition, padded with -1; some entries lie outside of what the query sees and must be ignored.
+void fill_selection(const Twin& selected, std::int64_t keys, std::uint64_t key) {
+  const std::int64_t rows = selected.initial.view().dim(0), k = selected.initial.view().dim(1);
+  for (std::int64_t t = 0; t < rows; ++t) {
+    std::vector<std::int32_t> list;
+    for (std::int64_t i = 0; i < k; ++i) {
+      const double u = std::abs(standard_normal(key, static_cast<std::uint64_t>(t * k + i)));
+      list.push_back(static_cast<std::int32_t>(
+          std::max<std::int64_t>(0, t + 2 - std::llround(u * 0.5 * static_cast<double>(keys)))));
+    }
+    list.push_back(static_cast<std::int32_t>(t));
+    for (auto& s : list)
+      s = std::min(s, static_cast<std::int32_t>(keys - 1));
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    list.resize(static_cast<std::size_t>(k), -1);
+    std::copy(list.begin(), list.end(), selected.initial.data<std::int32_t>() + t * k);
+  }
+}
+
+void check_select(
+    BothBackends& both, const Sizes& s, DType dtype, DType w_type, bool exact, bool with_scores) {
+  const std::int64_t keys = s.tokens(), queries = s.queries == 0 ? keys : s.queries;
+  INFO(queries << " queries, " << keys << " keys, " << s.heads << " x " << s.dim << ", k " << s.k
+               << ", " << name(dtype) << ", w " << name(w_type) << ", integers " << exact
+               << ", scores " << with_scores);
+  const DType stats = stats_type(dtype);
+  const Twin qi({queries, s.heads, s.dim}, dtype), ki({keys, s.dim}, dtype),
+      w({queries, s.heads}, w_type),
+      cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
+      selected({queries, s.k}, DType::i32), scores({queries, keys}, stats);
+  if (exact) {
+    fill_integers(qi.initial.view(), 1, 2);
+    fill_integers(ki.initial.view(), 2, 2);
+    fill_integers(w.initial.view(), 3, 1);
+  } else {
+    fill_normal(qi.initial.view(), 1);
+    fill_normal(ki.initial.view(), 2);
+    fill_normal(w.initial.view(), 3);
+  }
+  fill_normal(scores.initial.view(), 4);
+  std::fill_n(selected.initial.data<std::int32_t>(), selected.initial.view().numel(), -77);
+  fill_documents(cu, s);
+  // The order of a dot's sum differs between the sides. bf16 inputs are multiplied exactly and summed in f32.
+  std::vector<Output> outputs = {{&selected, 0}};
+  if (with_scores) outputs.push_back({&scores, dtype == DType::f64 ? 1e-13 : 2e-6});
+  require_cuda_matches_cpu(both, {&qi, &ki, &w, &cu, &selected, &scores}, outputs, [&](auto side) {
+    return IndexerSelect{.selected = side(selected),
+                         .scores = with_scores ? side(scores) : TensorView(),
+                         .qi = side(qi),
+                         .ki = side(ki),
+                         .w = side(w),
+                         .cu_seqlens = side(cu),
+                         .given = {}};
+  });
+}
+
+void check_scores(BothBackends& both, const Sizes& s, DType dtype, DType w_type) {
+  const std::int64_t keys = s.tokens(), queries = s.queries == 0 ? keys : s.queries;
+  INFO(queries << " queries, " << keys << " keys, " << name(dtype) << ", w " << name(w_type));
+  const Twin qi({queries, s.heads, s.dim}, dtype), ki({keys, s.dim}, dtype),
+      w({queries, s.heads}, w_type),
+      cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
+      selected({queries, s.k}, DType::i32), scores({queries, keys}, stats_type(dtype));
+  fill_normal(qi.initial.view(), 1);
+  fill_normal(ki.initial.view(), 2);
+  fill_normal(w.initial.view(), 3);
+  fill_documents(cu, s);
+  require_cuda_matches_cpu(
+      both, {&qi, &ki, &w, &cu, &selected, &scores}, {{&scores, 2e-6}}, [&](auto side) {
+        return IndexerSelect{.selected = side(selected),
+                             .scores = side(scores),
+                             .qi = side(qi),
+                             .ki = side(ki),
+                             .w = side(w),
+                             .cu_seqlens = side(cu),
+                             .given = {}};
+      });
+}
+
+struct Attention {
+  std::int64_t heads = 3, dn = 8, dr = 4, dv = 6;
+};
+
+void check_loss(BothBackends& both,
+                const Sizes& s,
+                const Attention& a,
+                DType dtype,
+                DType w_type,
+                bool with_selection,
+                bool gradients,
+                double bound) {
+  const std::int64_t n = s.tokens();
+  INFO(n << " tokens, " << s.lengths.size() << " documents, " << s.heads << " x " << s.dim
+         << ", attention " << a.heads << " x " << a.dn << "+" << a.dr << ", k " << s.k << ", "
+         << name(dtype) << ", w " << name(w_type) << ", selection " << with_selection
+         << ", gradients " << gradients);
+  const DType stats = stats_type(dtype);
+  const Twin qi({n, s.heads, s.dim}, dtype), ki({n, s.dim}, dtype), w({n, s.heads}, w_type),
+      dqi({n, s.heads, s.dim}, dtype), dki({n, s.dim}, dtype), dw({n, s.heads}, w_type),
+      q({n, a.heads, a.dn + a.dr}, dtype), kvb({n, a.heads, a.dn + a.dv}, dtype),
+      kr({n, a.dr}, dtype), lse({a.heads, n}, stats), kl({}, stats),
+      cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
+      selected({n, s.k}, DType::i32), tokens({}, DType::f64), o({n, a.heads, a.dv}, stats);
+  std::uint64_t key = 1;
+  for (const auto* t : {&qi, &ki, &w, &dqi, &dki, &dw, &q, &kvb, &kr, &lse, &kl, &o})
+    fill_normal(t->initial.view(), key++);
+  fill_documents(cu, s);
+  fill_selection(selected, n, 77);
+  *tokens.initial.data<double>() = 37;
+  const double scale = 1 / std::sqrt(static_cast<double>(a.dn + a.dr));
+  const auto chosen = [&](TensorView v) { return with_selection ? v : TensorView(); };
+  run(both.cpu.backend(),
+      AttentionForward{.o = o.initial.view(),
+                       .lse = lse.initial.view(),
+                       .max_logit = {},
+                       .q = q.initial.view(),
+                       .kvb = kvb.initial.view(),
+                       .kr = kr.initial.view(),
+                       .cu_seqlens = cu.initial.view(),
+                       .selected = chosen(selected.initial.view()),
+                       .scale = scale});
+  std::vector<Output> outputs = {{&kl, bound}};
+  if (gradients) {
+    for (const auto* t : {&dqi, &dki, &dw})
+      outputs.push_back({t, bound});
+  }
+  require_cuda_matches_cpu(
+      both,
+      {&qi, &ki, &w, &dqi, &dki, &dw, &q, &kvb, &kr, &lse, &kl, &cu, &selected, &tokens},
+      outputs,
+      [&](auto side) {
+        const auto wanted = [&](const Twin& t) { return gradients ? side(t) : TensorView(); };
+        return IndexerLoss{.kl = side(kl),
+                           .dqi = wanted(dqi),
+                           .dki = wanted(dki),
+                           .dw = wanted(dw),
+                           .qi = side(qi),
+                           .ki = side(ki),
+                           .w = side(w),
+                           .q = side(q),
+                           .kvb = side(kvb),
+                           .kr = side(kr),
+                           .lse = side(lse),
+                           .cu_seqlens = side(cu),
+                           .selected = chosen(side(selected)),
+                           .tokens = side(tokens),
+                           .dn = a.dn,
+                           .scale = scale,
+                           .weight = 0.7};
+      });
+}
+
+}  // namespace
+
+TEST_CASE("indexer selection on CUDA matches the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const auto& s : kSizes) {
+    check_select(both, s, DType::f64, DType::f64, false, true);
+    check_select(both, s, DType::f64, DType::f64, false, false);
+  }
+  // Heads times width a power of 4: the factor is exact too.
+  for (const auto& s : {Sizes{{63, 1, 65}, 4, 16, 16},
+                        {{129}, 4, 64, 32},
+                        {{200, 0, 77, 300}, 16, 16, 50},
+                        {{2500}, 4, 16, 2048}}) {
+    check_select(both, s, DType::f32, DType::f32, true, true);
+    check_select(both, s, DType::bf16, DType::f32, true, false);
+    check_select(both, s, DType::bf16, DType::bf16, true, true);
+  }
+}
+
+TEST_CASE("indexer selection on CUDA copies a given choice", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  const Twin qi({70, 4, 16}, DType::bf16), ki({70, 16}, DType::bf16), w({70, 4}, DType::f32),
+      cu({2}, DType::i32), selected({70, 9}, DType::i32), given({70, 9}, DType::i32);
+  fill_normal(qi.initial.view(), 1);
+  fill_normal(ki.initial.view(), 2);
+  fill_normal(w.initial.view(), 3);
+  fill_documents(cu, {{70}});
+  fill_selection(given, 70, 5);
+  std::fill_n(selected.initial.data<std::int32_t>(), selected.initial.view().numel(), -77);
+  require_cuda_matches_cpu(
+      both, {&qi, &ki, &w, &cu, &selected, &given}, {{&selected, 0}}, [&](auto side) {
+        return IndexerSelect{.selected = side(selected),
+                             .scores = {},
+                             .qi = side(qi),
+                             .ki = side(ki),
+                             .w = side(w),
+                             .cu_seqlens = side(cu),
+                             .given = side(given)};
+      });
+}
+
+TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const auto& s : kSizes) {
+    if (s.queries != 0) continue;  // the loss needs all queries
+    for (const bool selection : {false, true}) {
+      check_loss(both, s, {}, DType::f64, DType::f64, selection, true, 1e-12);
+      // f32: differences of probabilities cancel; bf16 results are rounded to 3 digits on both sides.
+      check_loss(both, s, {}, DType::f32, DType::f32, selection, true, 1e-4);
+      check_loss(both, s, {2, 64, 32, 32}, DType::bf16, DType::f32, selection, true, 4e-3);
+    }
+    check_loss(both, s, {1, 5, 0, 3}, DType::bf16, DType::bf16, true, true, 4e-3);
+    check_loss(both, s, {}, DType::f64, DType::f64, true, false, 1e-12);
+  }
+}
+
+TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  // The factor 1/sqrt(64 x 128) rounds: sums are not exact, so only f32's rounding of the scores is left to compare.
+  check_scores(both, {{1500, 0, 257, 243}, 64, 128, 2048}, DType::bf16, DType::f32);
+  check_scores(both, {{1, 255, 300}, 64, 128, 2048}, DType::bf16, DType::bf16);
+  check_scores(both, {{900}, 64, 128, 2048, 130}, DType::bf16, DType::f32);
+  check_loss(both,
+             {{700, 100}, 64, 128, 256},
+             {4, 128, 64, 128},
+             DType::bf16,
+             DType::f32,
+             true,
+             true,
+             6e-3);
+  check_loss(
+      both, {{300}, 64, 128, 256}, {4, 128, 64, 128}, DType::bf16, DType::bf16, false, true, 6e-3);
+}
+
+TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  const Sizes s{{1200, 0, 300}, 64, 128, 256};
+  const std::int64_t n = s.tokens();
+  const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
+      w({n, s.heads}, DType::f32), cu({4}, DType::i32), selected({n, s.k}, DType::i32),
+      scores({n, n}, DType::f32);
+  fill_normal(qi.initial.view(), 1);
+  fill_normal(ki.initial.view(), 2);
+  fill_normal(w.initial.view(), 3);
+  fill_documents(cu, s);
+  for (const auto* t : {&qi, &ki, &w, &cu, &selected, &scores})
+    t->reset(both.cuda.stream());
+  IndexerSelect op{.selected = selected.device.view(),
+                   .scores = scores.device.view(),
+                   .qi = qi.device.view(),
+                   .ki = ki.device.view(),
+                   .w = w.device.view(),
+                   .cu_seqlens = cu.device.view(),
+                   .given = {}};
+  run(both.cuda.backend(), op);
+  const auto chosen = download(selected.device.view(), both.cuda.stream()),
+             all = download(scores.device.view(), both.cuda.stream());
+  op.scores = {};  // through scratch, with the short rows left out
+  run(both.cuda.backend(), op);
+  const auto again = download(selected.device.view(), both.cuda.stream());
+  CHECK(same_bits(chosen.view(), again.view()));
+  std::int64_t wrong = 0;
+  for (std::int64_t t = 0; t < n; ++t) {
+    const std::int64_t begin = t < 1200 ? 0 : 1200, visible = t + 1 - begin,
+                       count = std::min(visible, s.k);
+    const float* row = all.data<float>() + t * n + begin;
+    std::vector<std::int32_t> order(static_cast<std::size_t>(visible));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return row[a] > row[b]; });
+    order.resize(static_cast<std::size_t>(count));
+    std::sort(order.begin(), order.end());
+    for (std::int64_t i = 0; i < s.k; ++i) {
+      const std::int32_t want =
+          i < count ? order[static_cast<std::size_t>(i)] + static_cast<std::int32_t>(begin) : -1;
+      wrong += chosen.data<std::int32_t>()[t * s.k + i] != want;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("indexer timings on CUDA", "[.bench]") {
+  MOESAIC_NEEDS_CUDA();
+  BackendOwner device({.device = kCuda, .scratch_bytes = std::size_t{2} << 30, .name = "bench"});
+  for (const std::int64_t n : {4096, 8192}) {
+    const Sizes s{{static_cast<std::int32_t>(n)}, 64, 128, 2048};
+    const Attention a{16, 128, 64, 128};
+    const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
+        w({n, s.heads}, DType::f32), cu({2}, DType::i32), selected({n, s.k}, DType::i32),
+        dqi({n, s.heads, s.dim}, DType::bf16), dki({n, s.dim}, DType::bf16),
+        dw({n, s.heads}, DType::f32), q({n, a.heads, a.dn + a.dr}, DType::bf16),
+        kvb({n, a.heads, a.dn + a.dv}, DType::bf16), kr({n, a.dr}, DType::bf16),
+        lse({a.heads, n}, DType::f32), kl({}, DType::f32);
+    std::uint64_t key = 1;
+    for (const auto* t : {&qi, &ki, &w, &q, &kvb, &kr, &lse, &kl})
+      fill_normal(t->initial.view(), key++);
+    fill_documents(cu, s);
+    for (const auto* t : {&qi, &ki, &w, &cu, &q, &kvb, &kr, &lse, &kl})
+      t->reset(device.stream());
+    const IndexerSelect select{.selected = selected.device.view(),
+                               .scores = {},
+                               .qi = qi.device.view(),
+                               .ki = ki.device.view(),
+                               .w = w.device.view(),
+                               .cu_seqlens = cu.device.view(),
+                               .given = {}};
+    const IndexerLoss loss{.kl = kl.device.view(),
+                           .dqi = dqi.device.view(),
+                           .dki = dki.device.view(),
+                           .dw = dw.device.view(),
+                           .qi = qi.device.view(),
+                           .ki = ki.device.view(),
+                           .w = w.device.view(),
+                           .q = q.device.view(),
+                           .kvb = kvb.device.view(),
+                           .kr = kr.device.view(),
+                           .lse = lse.device.view(),
+                           .cu_seqlens = cu.device.view(),
+                           .selected = selected.device.view(),
+                           .tokens = {},
+                           .dn = a.dn,
+                           .scale = 0.07};
+    const auto time = [&](const char* what, const auto& op, int repeats) {
+      run(device.backend(), op);
+      device.stream().synchronize();
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < repeats; ++i)
+        run(device.backend(), op);
+      device.stream().synchronize();
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / repeats;
+      std::printf("%-16s T=%lld: %.3f ms, %.0f TFLOP/s\n",
+                  what,
+                  static_cast<long long>(n),
+                  seconds * 1e3,
+                  op.cost().flops / seconds * 1e-12);
+    };
+    time("indexer_select", select, 30);
+    time("indexer_loss", loss, 3);
+  }
+}
+
+}  // namespace moesaic::test
