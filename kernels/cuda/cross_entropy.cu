@@ -45,18 +45,17 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
     const std::int32_t target = op.targets[r];
     const bool ignored = target == kIgnoredTarget;
     const A w = ignored ? A(0) : op.weight == nullptr ? A(1) : op.weight[r];
-    A scaled_lse = 0, lse = 0, at_target = 0, nll = 0;
+    A lse = 0, at_target = 0, nll = 0;
     if (!ignored) {
       MOESAIC_DEVICE_CHECK(0 <= target && target < op.n, "a target is outside the vocabulary");
       at_target = widen<A>(x[target]);
-      PowerSum<A> total;
+      ExpSum<A> total;
       for_row<N, Threads>(x, 0, op.n, [&](std::int64_t v, const Vec<T, N>& xv) {
         total.add(xv);
         if (Keep && v < op.kept) store<N>(kept + v, xv);
       });
       total.template merge_block<Threads>();  // a barrier: all have at_target
-      scaled_lse = total.log();
-      lse = scaled_lse * Power<A>::kUnscale;
+      lse = total.log();
       nll = lse - at_target;
     }
     if (threadIdx.x == 0) {
@@ -75,7 +74,7 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
       Vec<D, N> out;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A g = p_scale * Power<A>::of(fma(widen<A>(xv.v[i]), Power<A>::kScale, -scaled_lse));
+        const A g = p_scale * exponential(widen<A>(xv.v[i]) - lse);
         out.v[i] = round_to<D>(v + i == target ? g - scale : g);
       }
       store<N>(d + v, out);

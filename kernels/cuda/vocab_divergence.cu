@@ -37,11 +37,6 @@ __device__ __forceinline__ void for_pairs(const T* x, const T* y, std::int64_t n
   if (v < n) f(v, load<N>(x + v), load<N>(y + v));
 }
 
-template <class A>
-__device__ __forceinline__ A exp_of(A x) {
-  return Power<A>::of(x * Power<A>::kScale);
-}
-
 // d min(p, q) / dq.
 template <class A>
 __device__ __forceinline__ A share(A q, A p) {
@@ -61,16 +56,16 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
     }
     const T* x = op.logits + r * op.n;
     const T* y = op.teacher + r * op.n;
-    const A lse_q = scaled_log_sum_exp<A, N, Threads>(x, op.n) * Power<A>::kUnscale;
-    const A lse_p = scaled_log_sum_exp<A, N, Threads>(y, op.n) * Power<A>::kUnscale;
+    const A lse_q = log_sum_exp<A, N, Threads>(x, op.n);
+    const A lse_p = log_sum_exp<A, N, Threads>(y, op.n);
     A sum = 0, kept = 0;
     const auto add = [&](A log_q, A log_p) {
       if constexpr (Kind == DivergenceKind::forward_kl) {
-        sum += exp_of(log_p) * (log_p - log_q);
+        sum += exponential(log_p) * (log_p - log_q);
       } else if constexpr (Kind == DivergenceKind::reverse_kl) {
-        sum += exp_of(log_q) * (log_q - log_p);
+        sum += exponential(log_q) * (log_q - log_p);
       } else {
-        const A q = exp_of(log_q), p = exp_of(log_p);
+        const A q = exponential(log_q), p = exponential(log_p);
         sum += q < p ? q : p;
         kept += share(q, p) * q;
       }
@@ -87,13 +82,13 @@ __global__ void __launch_bounds__(Threads, kResident<A, Threads>)
     const A scale = op.gradient.factor() * w;
     const A lk_scale = scale / sum;
     const auto gradient = [&](A log_q, A log_p) {
-      const A q = exp_of(log_q);
+      const A q = exponential(log_q);
       if constexpr (Kind == DivergenceKind::forward_kl) {
-        return scale * (q - exp_of(log_p));
+        return scale * (q - exponential(log_p));
       } else if constexpr (Kind == DivergenceKind::reverse_kl) {
         return scale * q * (log_q - log_p - sum);
       } else {
-        return lk_scale * q * (kept - share(q, exp_of(log_p)));
+        return lk_scale * q * (kept - share(q, exponential(log_p)));
       }
     };
     for_pairs<N, Threads>(

@@ -18,39 +18,28 @@ constexpr int kSumThreads = 256;  // of a block that adds the results of rows
 template <class A, int Threads>
 constexpr int kResident = (sizeof(A) == 8 ? 512 : 1024) / Threads;
 
-// Exponentials in the base that the device has: e in f64; 2 in f32, whose arguments are scaled
-// first (relative error of the power below 2^-21).
-template <class A>
-struct Power;
-template <>
-struct Power<double> {
-  static constexpr double kScale = 1, kUnscale = 1;
-  static __device__ __forceinline__ double of(double x) { return ::exp(x); }
-  static __device__ __forceinline__ double log(double x) { return ::log(x); }
-};
-template <>
-struct Power<float> {
-  static constexpr float kScale = 1.44269504F, kUnscale = 0.693147181F;
-  static __device__ __forceinline__ float of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-  }
-  static __device__ __forceinline__ float log(float x) { return ::log2f(x); }
-};
+// e^x. f32: by the device's power of two, relative error below 2^-20 for the x of a sum that matter;
+// numbers below the smallest normal one are 0.
+__device__ __forceinline__ double exponential(double x) {
+  return ::exp(x);
+}
+__device__ __forceinline__ float exponential(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504F));
+  return y;
+}
 
-// A sum of powers relative to the largest scaled argument so far. NaN is in the sum, not in the
+// A sum of exponentials relative to the largest argument so far. NaN is in the sum, not in the
 // maximum.
 template <class A>
-struct PowerSum {
-  using P = Power<A>;
-  A largest = -INFINITY;  // scaled
+struct ExpSum {
+  A largest = -INFINITY;
   A sum = 0;
 
   __device__ A reference() const { return largest == A(-INFINITY) ? A(0) : largest; }
   __device__ void rescale(A to) {
     if (!(to > largest)) return;
-    sum *= P::of(largest - to);  // 0 at the first number: largest is -infinity
+    sum *= exponential(largest - to);  // 0 at the first number: largest is -infinity
     largest = to;
   }
   template <int N, class T>
@@ -59,15 +48,15 @@ struct PowerSum {
 #pragma unroll
     for (int i = 1; i < N; ++i)
       top = widen<A>(x.v[i]) > top ? widen<A>(x.v[i]) : top;
-    rescale(top * P::kScale);
+    rescale(top);
     const A from = reference();
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      sum += P::of(fma(widen<A>(x.v[i]), P::kScale, -from));
+      sum += exponential(widen<A>(x.v[i]) - from);
   }
   __device__ void merge(A other_largest, A other_sum) {
     rescale(other_largest);
-    if (other_largest < largest) other_sum *= P::of(other_largest - largest);
+    if (other_largest < largest) other_sum *= exponential(other_largest - largest);
     sum += other_sum;
   }
   // Merges all threads of the block, in a fixed order; the same result in all of them.
@@ -92,9 +81,9 @@ struct PowerSum {
       merge(warps[i][0], warps[i][1]);
     __syncthreads();  // the next row writes warps again
   }
-  // The log-sum-exp, scaled. As the CPU has it, a row of nothing but -infinity has none.
+  // The log-sum-exp. As the CPU has it, a row of nothing but -infinity has none.
   __device__ A log() const {
-    return largest == A(-INFINITY) ? A(NAN) : largest + P::log(sum);
+    return largest == A(-INFINITY) ? A(NAN) : largest + ::log(sum);
   }
 };
 
@@ -119,10 +108,9 @@ __device__ __forceinline__ void for_row(const T* x, std::int64_t first, std::int
     f(v, load<N>(x + v));
 }
 
-// The log-sum-exp of a row, times Power<A>::kScale.
 template <class A, int N, int Threads, class T>
-__device__ A scaled_log_sum_exp(const T* x, std::int64_t n) {
-  PowerSum<A> total;
+__device__ A log_sum_exp(const T* x, std::int64_t n) {
+  ExpSum<A> total;
   for_row<N, Threads>(x, 0, n, [&](std::int64_t, const Vec<T, N>& xv) { total.add(xv); });
   total.template merge_block<Threads>();
   return total.log();
