@@ -73,6 +73,7 @@ void MuonUpdate::check() const {
   check_step_scalars(scalars, w.dtype());
   check_blocks(blocks, rows());
   MOESAIC_CHECK(num_iterations >= 0, "negative number of iterations");
+  MOESAIC_CHECK(!bf16_products || w.dtype() == DType::f32, "bf16 products need an f32 master");
 }
 
 OpCost MuonUpdate::cost() const {
@@ -85,6 +86,7 @@ void NewtonSchulz::check() const {
   check_matrices(x, "x");
   check_blocks(blocks, rows());
   MOESAIC_CHECK(num_iterations >= 0, "negative number of iterations");
+  MOESAIC_CHECK(!bf16_products || x.dtype() == DType::f32, "bf16 products need f32 matrices");
 }
 
 OpCost NewtonSchulz::cost() const {

@@ -1,6 +1,7 @@
 // Muon: row blocks of one height that lie evenly go through the iteration (newton_schulz.h) in
 // groups. A kernel lays them out as wide matrices, updating the momentum; another applies the
-// result. Paths: "split" forms f32 products from bf16 halves, "plain" in the master dtype.
+// result. Paths: "bf16" and "split" (f32 products from bf16 halves), or "plain" in the master dtype;
+// with blocks of several heights, that of the last kind that is not plain.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -176,12 +177,13 @@ struct Grid {
 template <class Op, class Load, class Store>
 void for_each_group(
     CudaContext& context, const Op& op, DType dtype, Load&& load_blocks, Store&& store_blocks) {
-  bool any_split = false;
+  const char* path = "plain";
   for (const Run& run : runs_of(op.rows(), op.cols(), op.blocks)) {
     NewtonSchulzShape shape{.rows = run.m(), .cols = run.n(), .dtype = dtype};
-    shape.split =
-        may_specialise(context) && NewtonSchulzShape::can_split(shape.rows, shape.cols, dtype);
-    any_split = any_split || shape.split;
+    if (may_specialise(context) && shape.suits_tensor_cores()) {
+      shape.products = op.bf16_products ? SchulzProducts::bf16 : SchulzProducts::split;
+      path = op.bf16_products ? "bf16" : "split";
+    }
     const std::int64_t total = op.batch() * run.per_matrix, group = std::min(total, shape.group());
     const Arena::Mark mark(context.scratch);
     const auto ws = NewtonSchulzWorkspace::take(context.scratch, shape, group);
@@ -195,7 +197,7 @@ void for_each_group(
       check_launch("kernel muon: store");
     }
   }
-  report_path(context, op, any_split ? "split" : "plain");
+  report_path(context, op, path);
 }
 
 template <class A, class G, class C>

@@ -2,7 +2,8 @@
 //
 // With `split` a number is the sum of two bf16 halves (about 17 bits) and a product of f32 matrices
 // three products on the tensor cores; the product of the two low halves is left out. Where the
-// result is symmetric two are enough: with Q = H H^T / 2 + H L^T it is Q + Q^T.
+// result is symmetric two are enough: with Q = H H^T / 2 + H L^T it is Q + Q^T. With `bf16` the
+// iterate and the products are rounded to bf16, as Muon is published; sums are in f32.
 #include <algorithm>
 
 #include "kernels/cuda/blas_product.h"
@@ -17,7 +18,7 @@ constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 constexpr double kNormFloor = 1e-7;
 constexpr std::int64_t kGroupBytes = std::int64_t{512} << 20;
 constexpr std::int64_t kMaxGroup = 1024;
-constexpr std::int64_t kSplitRows = 64;  // below, the products are too small to gain
+constexpr std::int64_t kTensorRows = 64;  // below, the products are too small to gain
 constexpr int kThreads = 256;
 constexpr std::int64_t kPart = 16384;  // elements per partial sum of the norm; part of the bits
 constexpr int kTile = 32;              // of the kernels that transpose
@@ -75,7 +76,19 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < 4; ++j)
     split(v.v[j], h.v[j], l.v[j]);
   store<4>(high + i, h);
-  store<4>(low + i, l);
+  if (low != nullptr) store<4>(low + i, l);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    widen_kernel(float* x, const __nv_bfloat16* from, std::int64_t elements) {
+  const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+  if (i >= elements) return;
+  const auto v = load<4>(from + i);
+  Vec<float, 4> out;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    out.v[j] = __bfloat162float(v.v[j]);
+  store<4>(x + i, out);
 }
 
 // s = alpha (q + q^T) + beta y, and its halves. y may be null (0), s too (not wanted). A tile per
@@ -134,11 +147,11 @@ struct Iteration {
     multiply(context,
              {.a = a,
               .b = b,
-              .input = ws.shape.split ? DType::bf16 : ws.shape.dtype,
+              .input = ws.shape.products == SchulzProducts::plain ? ws.shape.dtype : DType::bf16,
               .d = d.data(),
               .c = beta == 0 ? nullptr : c.data(),
               .d_stride = a.rows * columns,
-              .output = ws.shape.dtype,
+              .output = d.dtype(),
               .transpose_b = transpose_b,
               .alpha = alpha,
               .beta = beta,
@@ -158,24 +171,36 @@ struct Iteration {
     check_launch("kernel newton_schulz: scale");
   }
 
-  void step() {
-    product(ws.gram, wide(x), wide(x), true, 1, 0, {});
-    product(ws.polynomial, square(ws.gram), square(ws.gram), false, kC, kB, ws.gram);
-    product(other, square(ws.polynomial), wide(x), false, 1, kA, x);
+  // All in one dtype.
+  void step(const TensorView& gram, const TensorView& polynomial) {
+    product(gram, wide(x), wide(x), true, 1, 0, {});
+    product(polynomial, square(gram), square(gram), false, kC, kB, gram);
+    product(other, square(polynomial), wide(x), false, 1, kA, x);
     std::swap(x, other);
   }
 
   static __nv_bfloat16* half_of(const TensorView& v) {
     return reinterpret_cast<__nv_bfloat16*>(v.as<bf16>());
   }
-  void split_x() const {
-    const std::int64_t elements = count * m() * n();
-    split_kernel<<<static_cast<unsigned>((elements / 4 + kThreads - 1) / kThreads),
-                   kThreads,
-                   0,
-                   native_stream(context)>>>(
-        half_of(ws.x_high), half_of(ws.x_low), x.as<float>(), elements);
+  unsigned quads() const {
+    return static_cast<unsigned>((count * m() * n() / 4 + kThreads - 1) / kThreads);
+  }
+  void split_x(const TensorView& low) const {
+    split_kernel<<<quads(), kThreads, 0, native_stream(context)>>>(
+        half_of(ws.x_high), half_of(low), x.as<float>(), count * m() * n());
     check_launch("kernel newton_schulz: halves");
+  }
+  // The iteration on rounded matrices; the result is widened into the first ones.
+  void run_bf16(int iterations) {
+    split_x({});
+    x = ws.x_high;
+    other = ws.x_low;
+    for (int i = 0; i < iterations; ++i)
+      step(ws.gram_high, ws.polynomial_high);
+    widen_kernel<<<quads(), kThreads, 0, native_stream(context)>>>(
+        ws.x.as<float>(), half_of(x), count * m() * n());
+    check_launch("kernel newton_schulz: widen");
+    x = ws.x;
   }
   // s = alpha (q + q^T) + beta y and halves.
   void symmetric(float* s,
@@ -201,7 +226,7 @@ struct Iteration {
   }
   // `polynomial` holds the half products, `gram` the Gram matrix.
   void split_step() {
-    split_x();
+    split_x(ws.x_low);
     const TensorView& q = ws.polynomial;
     product(q, wide(ws.x_high), wide(ws.x_high), true, 0.5, 0, {});
     product(q, wide(ws.x_high), wide(ws.x_low), true, 1, 1, q);
@@ -219,34 +244,51 @@ struct Iteration {
 }  // namespace
 
 std::int64_t NewtonSchulzShape::group() const {
-  const std::int64_t element = static_cast<std::int64_t>(byte_size(dtype)),
-                     per_element = 2 * element + (split ? 4 : 0);
-  const std::int64_t bytes =
-      rows * cols * per_element + rows * rows * (per_element + (split ? 4 : 0));
+  const auto element = static_cast<std::int64_t>(byte_size(dtype));
+  std::int64_t wide = 2 * element, square = 2 * element;  // bytes per element
+  if (products == SchulzProducts::split) {
+    wide += 4;
+    square += 8;
+  } else if (products == SchulzProducts::bf16) {
+    wide = element + 4;
+    square = 4;
+  }
+  const std::int64_t bytes = rows * cols * wide + rows * rows * square;
   return std::clamp<std::int64_t>(kGroupBytes / std::max<std::int64_t>(1, bytes), 1, kMaxGroup);
 }
 
-bool NewtonSchulzShape::can_split(std::int64_t rows, std::int64_t cols, DType dtype) {
-  return dtype == DType::f32 && rows >= kSplitRows && rows % 8 == 0 && cols % 8 == 0;
+bool NewtonSchulzShape::suits_tensor_cores() const {
+  return dtype == DType::f32 && rows >= kTensorRows && rows % 8 == 0 && cols % 8 == 0;
 }
 
 NewtonSchulzWorkspace NewtonSchulzWorkspace::take(Arena& arena,
                                                   const NewtonSchulzShape& shape,
                                                   std::int64_t count) {
   const std::int64_t m = shape.rows, n = shape.cols;
+  const auto wide = [&](DType dtype, const char* tag) {
+    return arena.take({count, m, n}, dtype, tag);
+  };
+  const auto square = [&](DType dtype, const char* tag) {
+    return arena.take({count, m, m}, dtype, tag);
+  };
   NewtonSchulzWorkspace ws;
   ws.shape = shape;
-  ws.x = arena.take({count, m, n}, shape.dtype, "muon.x");
-  ws.other = arena.take({count, m, n}, shape.dtype, "muon.x_next");
-  ws.gram = arena.take({count, m, m}, shape.dtype, "muon.gram");
-  ws.polynomial = arena.take({count, m, m}, shape.dtype, "muon.polynomial");
   ws.sums = arena.take({count, parts_of(m * n)}, DType::f64, "muon.sums");
   ws.blas = take_blas_workspace(arena);
-  if (!shape.split) return ws;
+  ws.x = wide(shape.dtype, "muon.x");
+  if (shape.products != SchulzProducts::bf16) {
+    ws.other = wide(shape.dtype, "muon.x_next");
+    ws.gram = square(shape.dtype, "muon.gram");
+    ws.polynomial = square(shape.dtype, "muon.polynomial");
+  }
+  if (shape.products == SchulzProducts::plain) return ws;
   for (TensorView* v : {&ws.x_high, &ws.x_low})
-    *v = arena.take({count, m, n}, DType::bf16, "muon.halves");
-  for (TensorView* v : {&ws.gram_high, &ws.gram_low, &ws.polynomial_high, &ws.polynomial_low})
-    *v = arena.take({count, m, m}, DType::bf16, "muon.halves");
+    *v = wide(DType::bf16, "muon.halves");
+  for (TensorView* v : {&ws.gram_high, &ws.polynomial_high})
+    *v = square(DType::bf16, "muon.halves");
+  if (shape.products == SchulzProducts::bf16) return ws;
+  for (TensorView* v : {&ws.gram_low, &ws.polynomial_low})
+    *v = square(DType::bf16, "muon.halves");
   return ws;
 }
 
@@ -260,11 +302,15 @@ TensorView newton_schulz(CudaContext& context,
   } else {
     it.normalise<float>();
   }
+  if (ws.shape.products == SchulzProducts::bf16) {
+    it.run_bf16(iterations);
+    return it.x;
+  }
   for (int i = 0; i < iterations; ++i) {
-    if (ws.shape.split) {
+    if (ws.shape.products == SchulzProducts::split) {
       it.split_step();
     } else {
-      it.step();
+      it.step(ws.gram, ws.polynomial);
     }
   }
   return it.x;

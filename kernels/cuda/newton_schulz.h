@@ -6,26 +6,31 @@
 
 namespace moesaic::cuda {
 
+/// What the products of the iteration work on: the dtype of the matrices; f32 as two bf16 halves; bf16,
+/// to which everything is rounded on the way.
+enum class SchulzProducts : std::uint8_t { plain, split, bf16 };
+
 /// Matrices [rows, cols], rows <= cols, that go through the iteration together.
 struct NewtonSchulzShape {
   std::int64_t rows = 0, cols = 0;
   DType dtype = DType::f32;
-  bool split = false;  ///< f32 products from bf16 halves
+  SchulzProducts products = SchulzProducts::plain;
 
   /// How many matrices make a group: a function of the members above, so that the algorithms of the
   /// products, and with them the bits, do not depend on how many there are.
   std::int64_t group() const;
-  /// f32 matrices whose rows lie 16 bytes apart.
-  static bool can_split(std::int64_t rows, std::int64_t cols, DType dtype);
+  /// Whether the matrices can be rounded to bf16: f32, rows of whole 16-byte accesses, not small.
+  bool suits_tensor_cores() const;
 };
 
 /// Scratch of one group. Matrix i of `x` starts at element i rows cols.
 struct NewtonSchulzWorkspace {
   NewtonSchulzShape shape;
-  TensorView x, other;             // [count, rows, cols]
-  TensorView gram, polynomial;     // [count, rows, rows]
-  TensorView x_high, x_low;        // [count, rows, cols] bf16, split only
-  TensorView gram_high, gram_low;  // [count, rows, rows] bf16, split only
+  TensorView x;                 // [count, rows, cols]
+  TensorView other;             // the same; not for bf16
+  TensorView gram, polynomial;  // [count, rows, rows]; not for bf16
+  TensorView x_high, x_low;     // [count, rows, cols] bf16; for bf16 the iterate and the next one
+  TensorView gram_high, gram_low;  // [count, rows, rows] bf16; low only for split
   TensorView polynomial_high, polynomial_low;
   TensorView sums;  // [count, parts] f64
   TensorView blas;

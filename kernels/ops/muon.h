@@ -41,7 +41,8 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 /// With skip != 0 nothing is written. No two tensors overlap. Matrices go through in groups of
 /// fixed size, products in fixed row tiles: the bits of a matrix depend neither on the batch nor on
 /// threads. Where the sizes allow, the CUDA backend forms f32 products from two bf16 halves per number
-/// (about 17 bits). Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2
+/// (about 17 bits), or, with bf16_products, runs the iteration in bf16 with sums in f32; the CPU backend
+/// keeps to the master dtype. Source: Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982; SPEC 7.2
 /// and 7.3.
 struct MuonUpdate {
   static constexpr const char* kName = "muon_update";
@@ -56,6 +57,7 @@ struct MuonUpdate {
   double mu = 0.95;
   bool nesterov = true;
   int num_iterations = 5;
+  bool bf16_products = false;  ///< allows the iteration in bf16; f32 masters only
 
   std::int64_t batch() const { return w.rank() == 3 ? w.dim(0) : 1; }
   std::int64_t rows() const { return w.dim(w.rank() - 2); }
@@ -72,6 +74,7 @@ struct NewtonSchulz {
   TensorView x;
   std::vector<RowBlock> blocks;
   int num_iterations = 5;
+  bool bf16_products = false;  ///< as in MuonUpdate
 
   std::int64_t batch() const { return x.rank() == 3 ? x.dim(0) : 1; }
   std::int64_t rows() const { return x.dim(x.rank() - 2); }
