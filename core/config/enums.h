@@ -66,6 +66,11 @@ constexpr std::array<std::string_view, 2> names_of(SparseStage) {
   return {"warmup", "sparse"};
 }
 
+/// How the products of Muon's iteration are formed: automatic = bf16 where the model computes in bf16.
+enum class MuonProducts { automatic, f32, bf16 };
+constexpr std::array<std::string_view, 3> names_of(MuonProducts) {
+  return {"auto", "f32", "bf16"};
+}
 enum class OptimizerName { adamw, muon };
 constexpr std::array<std::string_view, 2> names_of(OptimizerName) {
   return {"adamw", "muon"};

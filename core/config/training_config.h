@@ -82,6 +82,7 @@ struct OptimizerConfig {
   bool muon_nesterov = true;
   bool muon_per_head = true;
   std::int64_t ns_steps = 5;
+  MuonProducts ns_products = MuonProducts::automatic;
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
   Untouched untouched = Untouched::decay;

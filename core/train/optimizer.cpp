@@ -298,6 +298,9 @@ void Optimizer::update_tensors(Backend& backend,
                                ConstTensorView scalars) {
   const double decay = spec.decay ? options_.weight_decay : 0.0;
   if (e.muon) {
+    const Precision& precision = params_.precision();
+    const bool bf16_products = precision.master == DType::f32 &&
+                               options_.bf16_products.value_or(precision.compute == DType::bf16);
     run(backend,
         MuonUpdate{.w = t.master,
                    .momentum = t.momentum,
@@ -309,7 +312,8 @@ void Optimizer::update_tensors(Backend& backend,
                    .weight_decay = decay,
                    .mu = options_.muon_momentum,
                    .nesterov = options_.muon_nesterov,
-                   .num_iterations = options_.ns_steps});
+                   .num_iterations = options_.ns_steps,
+                   .bf16_products = bf16_products});
     return;
   }
   run(backend,

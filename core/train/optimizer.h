@@ -22,6 +22,7 @@ struct OptimizerOptions {
   bool muon_nesterov = true;
   bool muon_per_head = true;
   int ns_steps = 5;
+  std::optional<bool> bf16_products = false;  ///< of the iteration; empty = where the compute type is bf16
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state

@@ -14,6 +14,9 @@ OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
   o.muon_nesterov = c.muon_nesterov;
   o.muon_per_head = c.muon_per_head;
   o.ns_steps = static_cast<int>(c.ns_steps);
+  o.bf16_products.reset();
+  if (c.ns_products != config::MuonProducts::automatic)
+    o.bf16_products = c.ns_products == config::MuonProducts::bf16;
   o.qk_clip_tau = c.qk_clip_tau;
   o.ema_decay = c.ema_decay;
   o.skip_untouched = c.untouched == config::Untouched::skip;
