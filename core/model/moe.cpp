@@ -362,7 +362,9 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
   tape.run(RowWeightBackward{.dweights = dweights,
                              .drow_weight = drow_weight,
                              .row_of_assignment = tape.in(a_.row_of_assignment)});
-  const TensorView dxs = tape.temp({rows, l}, compute, "d moe.xs");
+  // The gradients of the outputs are spent, unless weight gradients wait for them.
+  const bool spent = tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once;
+  const TensorView dxs = spent ? dys : tape.temp({rows, l}, compute, "d moe.xs");
   {
     const WeightLease w = tape.weight(w13_);
     tape.run(GroupedLinearBackwardInput{.dx = dxs,
