@@ -55,6 +55,8 @@ void TrainRun::prepare() {
   if (device.kind == Device::Kind::cuda) {
     std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
     if (valid_) documents.emplace_back(*valid_);
+    const auto before = cuda::device_memory(device);
+    memory_before_ = before.total - before.free;
     memory_plan_ =
         plan_memory(config(), device, precision_of(config().run, true), documents, host_.size());
     check_memory();
@@ -79,7 +81,8 @@ void TrainRun::prepare() {
 // A run that does not fit says so before it starts anything.
 void TrainRun::check_memory() const {
   const auto memory = cuda::device_memory(memory_plan_->device);
-  if (memory_plan_->total() <= memory.free) return;
+  // The context is there already.
+  if (memory_plan_->total() - memory_plan_->runtime <= memory.free) return;
   throw ResourceError(fmt::format(
       "this run needs {:.1f} GiB on {} ({}), which has {:.1f} of {:.1f} GiB free:\n{}Use more "
       "GPUs, "
@@ -180,6 +183,23 @@ void TrainRun::lock_run_dir() {
   lock_ = std::make_unique<FileLock>(dir / ".lock");
 }
 
+// The plan beside the driver's count, which includes other processes on the device: what they had before this one began
+// is taken off.
+std::string TrainRun::memory_line() const {
+  const auto driver = cuda::device_memory(assembly_.device);
+  const auto grown = static_cast<double>(driver.total - driver.free) -
+                     static_cast<double>(memory_before_),
+             planned = static_cast<double>(memory_plan_->total() - memory_plan_->runtime);
+  return fmt::format(
+      "planned {:.2f} GiB; as the driver counts {:.2f} GiB ({:+.1f} %) + {:.2f} GiB for the CUDA "
+      "context and other processes, of {:.1f} GiB",
+      planned / kGiB,
+      grown / kGiB,
+      100 * (grown / planned - 1),
+      static_cast<double>(memory_before_) / kGiB,
+      static_cast<double>(driver.total) / kGiB);
+}
+
 void TrainRun::print_header() const {
   if (!is_root()) return;
   const ModelPlan plan = make_plan(config());
@@ -212,17 +232,9 @@ void TrainRun::print_header() const {
   }
   say(memory.substr(0, memory.find_last_not_of(" |") + 1));
   if (assembly_.device.kind == Device::Kind::cuda) {
-    const auto driver = cuda::device_memory(assembly_.device);
-    const auto used = static_cast<double>(driver.total - driver.free),
-               planned = static_cast<double>(memory_plan_->total());
-    say(
-        fmt::format("device     {} | planned {:.2f} GiB, in use as the driver counts {:.2f} GiB "
-                    "({:+.1f} %) of {:.1f} GiB | exchange between ranks {}",
+    say(fmt::format("device     {} | {} | exchange between ranks {}",
                     cuda::device_name(assembly_.device),
-                    planned / kGiB,
-                    used / kGiB,
-                    100 * (used / planned - 1),
-                    static_cast<double>(driver.total) / kGiB,
+                    memory_line(),
                     device_world_ ? "NCCL " + device_communicator_version() : "none"));
   }
   say(fmt::format("checkpoint {} | every {} steps | keep last {}",
@@ -251,7 +263,9 @@ void TrainRun::open_metrics() {
 void TrainRun::report(const StepStats& stats) {
   if (!reported_) {
     const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
-    say(fmt::format("started    first step done {:.1f} s after the start", since.count()));
+    say(fmt::format("started    first step done {:.1f} s after the start{}",
+                    since.count(),
+                    memory_plan_ ? " | " + memory_line() : ""));
     reported_ = true;
   }
   StepRecord record;

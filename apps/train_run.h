@@ -36,6 +36,7 @@ class TrainRun {
   void lock_run_dir();
   void continue_from_checkpoint();
   void report_changes(const std::string& checkpoint) const;
+  std::string memory_line() const;
   void print_header() const;
   void open_metrics();
   void report(const StepStats& stats);
@@ -49,8 +50,9 @@ class TrainRun {
   const config::LoadedConfig& loaded_;
   Resume resume_;
   RankPlace place_;
-  Communicator& host_;  // of all ranks, for host memory
-  std::optional<MemoryPlan> memory_plan_;
+  Communicator& host_;                          // of all ranks, for host memory
+  std::optional<MemoryPlan> memory_plan_;       // on a GPU
+  std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
   std::shared_ptr<const data::TokenSource> train_, valid_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/causal_pairs.h"
+
 namespace moesaic {
 namespace {
 
@@ -23,8 +25,7 @@ void check_inputs(const Op& op, std::int64_t dv) {
     check_shape(op.kr, {op.kvb.dim(0), dr}, "kr");
     check_dtype(op.kr, op.q.dtype(), "kr");
   }
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
-                "cu_seqlens must be [N+1]");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1, "cu_seqlens must be [N+1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
   if (!op.selected.empty()) {
     check_shape(op.selected, {op.q.dim(0), op.selected.dim(1)}, "selected");
@@ -35,11 +36,9 @@ void check_inputs(const Op& op, std::int64_t dv) {
 // Multiply-adds of one pass over the visible pairs, per unit of width: 2 per pair and head.
 template <class Op>
 double pair_flops(const Op& op) {
-  const auto queries = static_cast<double>(op.q.dim(0)), keys = static_cast<double>(op.kvb.dim(0));
-  double per_query = keys - (queries - 1) / 2;
-  if (!op.selected.empty())
-    per_query = std::min(per_query, static_cast<double>(op.selected.dim(1)));
-  return 2 * queries * per_query * static_cast<double>(op.q.dim(1));
+  const std::int64_t cap = op.selected.empty() ? 0 : op.selected.dim(1);
+  return 2 * causal_pairs(op.q.dim(0), op.kvb.dim(0), op.cu_seqlens.dim(0) - 1, cap) *
+         static_cast<double>(op.q.dim(1));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/causal_pairs.h"
+
 namespace moesaic {
 namespace {
 
@@ -18,8 +20,7 @@ void check_indexer(const Op& op) {
   check_shape(op.w, {op.qi.dim(0), op.qi.dim(1)}, "w");
   MOESAIC_CHECK(op.w.dtype() == op.qi.dtype() || op.w.dtype() == stats_type(op.qi.dtype()),
                 "w must have the compute or the statistics type");
-  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
-                "cu_seqlens must be [N+1]");
+  MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1, "cu_seqlens must be [N+1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
 }
 
@@ -29,12 +30,6 @@ void check_indices(const ConstTensorView& selected, std::int64_t queries, const 
   check_shape(selected, {queries, selected.dim(1)}, what);
   check_dtype(selected, DType::i32, what);
 }
-
-double pairs(std::int64_t queries, std::int64_t keys) {
-  return static_cast<double>(queries) *
-         (static_cast<double>(keys) - static_cast<double>(queries - 1) / 2);
-}
-
 }  // namespace
 
 void IndexerSelect::check() const {
@@ -52,7 +47,7 @@ void IndexerSelect::check() const {
 
 OpCost IndexerSelect::cost() const {
   const double heads = static_cast<double>(qi.dim(1)), dim = static_cast<double>(qi.dim(2));
-  return {pairs(qi.dim(0), ki.dim(0)) * heads * (2 * dim + 2),
+  return {causal_pairs(qi.dim(0), ki.dim(0), cu_seqlens.dim(0) - 1) * heads * (2 * dim + 2),
           static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + selected.bytes())};
 }
 
@@ -95,9 +90,8 @@ void IndexerLoss::check() const {
 }
 
 OpCost IndexerLoss::cost() const {
-  double n = pairs(qi.dim(0), ki.dim(0));
-  if (!selected.empty())
-    n = std::min(n, static_cast<double>(qi.dim(0)) * static_cast<double>(selected.dim(1)));
+  const double n = causal_pairs(
+      qi.dim(0), ki.dim(0), cu_seqlens.dim(0) - 1, selected.empty() ? 0 : selected.dim(1));
   const double index = static_cast<double>(qi.dim(1)) * (2 * static_cast<double>(qi.dim(2)) + 2);
   const double target = static_cast<double>(q.dim(1)) * 2 * static_cast<double>(q.dim(2));
   return {n * (target + index * (dqi.empty() ? 1 : 3)),

@@ -50,8 +50,9 @@ struct Result {
   double processor_seconds = 0;        // of a step, median
   double training_flops = 0;           // per token
   Device device;
-  double sgemm_rate = 0;         // CPU
-  Ceilings ceilings;             // GPU
+  double sgemm_rate = 0;  // CPU
+  Ceilings ceilings;      // GPU
+  std::vector<MemoryUse> memory;
   std::size_t device_bytes = 0;  // GPU: in use on the device
   double profiled_seconds =
       0;  // one step with every op timed: processor time, or the step's own on a GPU
@@ -107,6 +108,7 @@ Result measure(const config::Config& config, const StepOptions& options) {
   if (on_gpu) {
     const auto memory = cuda::device_memory(assembly.device);
     result.device_bytes = memory.total - memory.free;
+    result.memory = memory_in_use();
     result.ceilings = measure_ceilings(assembly.device);
   }
   result.ops = profile.sorted();
@@ -127,6 +129,11 @@ void print_speed(const Result& r, std::ostream& out) {
     out << fmt::format("device           {}, {:.2f} GiB in use\n",
                        cuda::device_name(r.device),
                        static_cast<double>(r.device_bytes) / (1 << 30));
+    for (const MemoryUse& use : r.memory) {
+      if (use.bytes >= std::size_t{1} << 24)
+        out << fmt::format(
+            "  {:<34}{:>9.2f} GiB\n", use.tag, static_cast<double>(use.bytes) / (1 << 30));
+    }
     out << fmt::format("step             {}\n", time_text(r.step_seconds));
   } else {
     out << fmt::format("step             {} (processor time {})\n",

@@ -42,13 +42,14 @@ void GatedMlp::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
 }
 
 void GatedMlp::backward_into(Tape& tape, ConstTensorView dy, TensorView dx, bool accumulate_dx) {
-  const ConstTensorView pre = tape.in(pre_);
+  const ConstTensorView pre = tape.in(pre_), h = tape.in(h_), x = tape.in(x_);
+  const Tape::Scope scope(tape);
   const TensorView dh = tape.temp({pre.dim(0), options_.inner}, compute_, "d mlp.h");
-  linear_backward(tape, dh, dy, tape.in(h_), down_, false);
+  linear_backward(tape, dh, dy, h, down_, false);
   const TensorView dpre = tape.temp(pre.shape(), compute_, "d mlp.gate_up");
   tape.run(
       GluBackward{.dgate_up = dpre, .dh = dh, .gate_up = pre, .activation = options_.activation});
-  linear_backward(tape, dx, dpre, tape.in(x_), gate_up_, accumulate_dx);
+  linear_backward(tape, dx, dpre, x, gate_up_, accumulate_dx);
 }
 
 void GatedMlp::backward(Tape& tape, ConstTensorView dy, TensorView dx) {

@@ -306,9 +306,15 @@ void MoeLayer::count(Tape& tape) {
 // From du [T, l] to dz [T, l]; fills dweights [T, k]. SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
 TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView dweights) {
   const DType compute = precision_.compute;
-  const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets);
+  const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets),
+                        xs = tape.in(a_.xs);
+  for (const ActId id : {a_.token_of_row, a_.weights, a_.row_of_assignment})
+    tape.in(id);
   const std::int64_t rows = gate_up.dim(0), f = options_.inner, l = du.dim(1);
   const ParameterStore& params = tape.context().params;
+
+  const TensorView dz = tape.temp({du.dim(0), l}, compute, "d moe.z");
+  const Tape::Scope scope(tape);  // by far the most that a layer takes
 
   const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
   tape.run(combine_rows_backward(dys, du, tape.in(a_.token_of_row), offsets));
@@ -349,14 +355,16 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
     tape.run_weight_gradient(
         GroupedLinearBackwardWeight{.dw = dw13,
                                     .dy = dgate_up,
-                                    .x = tape.in(a_.xs),
+                                    .x = xs,
                                     .offsets = offsets,
                                     .slot_of_expert = params.slot_of_member(w13_)});
   }
   tape.run(RowWeightBackward{.dweights = dweights,
                              .drow_weight = drow_weight,
                              .row_of_assignment = tape.in(a_.row_of_assignment)});
-  const TensorView dxs = tape.temp({rows, l}, compute, "d moe.xs");
+  // The gradients of the outputs are spent, unless weight gradients wait for them.
+  const bool spent = tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once;
+  const TensorView dxs = spent ? dys : tape.temp({rows, l}, compute, "d moe.xs");
   {
     const WeightLease w = tape.weight(w13_);
     tape.run(GroupedLinearBackwardInput{.dx = dxs,
@@ -365,13 +373,15 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
                                         .offsets = offsets,
                                         .slot_of_expert = params.slot_of_member(w13_)});
   }
-  const TensorView dz = tape.temp({du.dim(0), l}, compute, "d moe.z");
   tape.run(dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment)));
   return dz;
 }
 
 void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView dx) {
   const ConstTensorView x = tape.in(a_.x), scores = tape.in(a_.scores);
+  for (const ActId id : {a_.logits, a_.weights, a_.topk})
+    tape.in(id);
+  const Tape::Scope scope(tape);
   const TensorView dlogits = tape.temp(scores.shape(), precision_.stats, "d moe.logits");
   const RouterLosses r = losses(tape);
   tape.run(RouterBackward{.dlogits = dlogits,

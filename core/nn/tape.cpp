@@ -120,6 +120,13 @@ void WeightGradients::flush(Backend& backend) {
     held_.pop_back();  // last taken, first given back
 }
 
+Tape::Scope::Scope(Tape& tape) : tape_(tape) {
+  RunContext& context = tape.context();
+  if (context.weight_gradients.mode() == WeightGradients::Mode::at_once)
+    mark_.emplace(context.transient);
+  ++tape.scopes_;
+}
+
 void Tape::bind(ActId id, ConstTensorView view) {
   const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];
   MOESAIC_CHECK(a.is_input, fmt::format("'{}' is not an input", a.name));
@@ -150,6 +157,7 @@ ConstTensorView Tape::in(ActId id) {
   if (a.keep == Keep::save) return saved_view(id);
   if (transient_[i].empty()) {
     // Only backward comes here: forward runs the steps in order.
+    MOESAIC_CHECK(scopes_ == 0, fmt::format("'{}' is replayed inside a scope", a.name));
     const auto& step = spec_->steps()[static_cast<std::size_t>(a.producer)];
     for (const ActId r : step.reads)
       in(r);

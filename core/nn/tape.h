@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -153,6 +154,20 @@ class Tape {
   void run_weight_gradient(const Op& op) const {
     context().weight_gradients.add(context().backend, [op](Backend& b) { moesaic::run(b, op); });
   }
+  /// Gives the temporaries that are taken in its lifetime back at its end, to be used again later in the same backward;
+  /// where weight gradients wait, their operands keep the memory. Nothing may be replayed meanwhile: what is read inside
+  /// must have been asked for with in() before.
+  class Scope {
+   public:
+    explicit Scope(Tape& tape);
+    ~Scope() { --tape_.scopes_; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Tape& tape_;
+    std::optional<Arena::Mark> mark_;
+  };
   int replays() const noexcept { return replays_; }
 
  private:
@@ -165,6 +180,7 @@ class Tape {
   RunContext* context_ = nullptr;
   bool replaying_ = false;
   int replays_ = 0;
+  int scopes_ = 0;
 };
 
 }  // namespace moesaic

@@ -16,7 +16,7 @@ namespace {
 
 // The driver's context, the kernels of this program and the libraries' own memory, as a single-GPU run leaves them on an
 // H200 beside its own buffers.
-constexpr std::size_t kCudaRuntimeBytes = std::size_t{700} << 20;
+constexpr std::size_t kCudaRuntimeBytes = std::size_t{632} << 20;
 constexpr double kMiB = 1024.0 * 1024.0;
 
 }  // namespace
