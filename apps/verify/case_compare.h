@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/verify/case_data.h"
 #include "core/base/dtype.h"
-#include "core/checkpoint/safetensors.h"
 
 namespace moesaic::verify {
 
@@ -13,13 +13,11 @@ bool is_result(const std::string& name);
 /// What a result's error may be measured against besides its own size: the text before the first dot.
 std::string kind_of(const std::string& name);
 
-/// A stored floating tensor as doubles, whatever its alignment in the file; integers too.
-std::vector<double> read_reals(const SafetensorsFile& file, const std::string& name);
-/// A stored integer tensor (I64, I32, U8, BOOL); throws InputError for another dtype.
-std::vector<std::int64_t> read_ints(const SafetensorsFile& file, const std::string& name);
+/// A stored integer tensor; throws InputError for a floating one.
+std::vector<std::int64_t> read_ints(const CaseData& data, const std::string& name);
 
 /// The largest L2 norm among the stored results of each kind.
-std::map<std::string, double> largest_norms(const SafetensorsFile& file);
+std::map<std::string, double> largest_norms(const CaseData& data);
 
 /// How far a result is from the stored one.
 struct Difference {
@@ -40,6 +38,12 @@ double relative_limit(DType compute, bool stored_in_f32, double length);
 /// Largest absolute error accepted for a tensor stored as all zeros.
 double zero_floor(DType compute);
 /// The length that relative_limit() uses: the largest extent of any stored tensor, at least 16.
-double longest_extent(const SafetensorsFile& file);
+double longest_extent(const CaseData& data);
+/// The same for cases that were made at run time, whose extents say nothing about sums (a vocabulary of 163,840 words
+/// would excuse anything). f32: relative_limit() for the longest sum. bf16: sums are formed in f32, so only roundings
+/// of operands and results count: 2 u sqrt(roundings), u = 2^-8.
+double generated_limit(DType compute, const GeneratedAccuracy& accuracy);
+/// The limit for `data`, whichever kind it is.
+double limit_of(DType compute, const CaseData& data);
 
 }  // namespace moesaic::verify

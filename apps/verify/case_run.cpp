@@ -1,6 +1,7 @@
 #include "apps/verify/case_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -14,14 +15,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json parse_cfg(const SafetensorsFile& file) {
-  const auto found = file.metadata().find("cfg");
-  if (found == file.metadata().end())
-    throw InputError(file.path().string() + ": no 'cfg' in the metadata");
-  Json cfg = Json::parse(found->second, nullptr, false);
+Json parse_cfg(const CaseData& data) {
+  Json cfg = Json::parse(data.cfg, nullptr, false);
   if (!cfg.is_object())
-    throw InputError(file.path().string() + ": the metadata entry 'cfg' is not a JSON object");
+    throw InputError(data.name + ": the metadata entry 'cfg' is not a JSON object");
   return cfg;
+}
+
+double round_to(DType dtype, double value) {
+  return dispatch_float(dtype, [&]<class T>(TypeTag<T>) {
+    return static_cast<double>(T(static_cast<acc_t<T>>(value)));
+  });
 }
 
 template <class T, class In>
@@ -76,14 +80,12 @@ std::vector<Out> read_back(const ConstTensorView& host) {
 }  // namespace
 
 struct CaseRun::Impl {
-  Impl(const SafetensorsFile& f, Backend& b, const Precision& p)
-      : file(f), backend(b), precision(p), cfg(parse_cfg(f)), norms(largest_norms(f)) {
-    const auto stored = file.metadata().find("result_dtype");
-    stored_in_f32 = stored != file.metadata().end() && stored->second == "F32";
-    for (const auto& [name, tensor] : file.tensors()) {
+  Impl(const CaseData& d, Backend& b, const Precision& p, CaseData* r)
+      : data(d), record(r), backend(b), precision(p), cfg(parse_cfg(d)), norms(largest_norms(d)) {
+    for (const auto& [name, tensor] : data.tensors) {
       if (is_result(name)) open.insert(name);
     }
-    result.name = file.path().stem().string();
+    result.name = data.name;
   }
 
   TensorView allocate(const Shape& shape, DType dtype) {
@@ -133,21 +135,20 @@ struct CaseRun::Impl {
   template <class Test>
   const Json& need_cfg(const std::string& path, const char* what, Test test) const {
     const Json* found = find_cfg(path);
-    if (found == nullptr)
-      throw InputError(fmt::format("{}: cfg has no '{}'", file.path().string(), path));
+    if (found == nullptr) throw InputError(fmt::format("{}: cfg has no '{}'", data.name, path));
     if (!test(*found))
-      throw InputError(fmt::format("{}: cfg '{}' should be {}", file.path().string(), path, what));
+      throw InputError(fmt::format("{}: cfg '{}' should be {}", data.name, path, what));
     return *found;
   }
 
   // False, and the case fails, when there is nothing to compare with or the sizes differ.
   bool begin_result(const std::string& name, std::int64_t count) {
-    if (!is_result(name) || !file.contains(name)) {
+    if (!is_result(name) || !data.contains(name)) {
       failures.push_back(fmt::format("the runner reports '{}', which is not stored", name));
       return false;
     }
     if (!open.erase(name)) failures.push_back(fmt::format("'{}' was reported twice", name));
-    const std::int64_t want = file.tensors().at(name).shape.numel();
+    const std::int64_t want = data.at(name).shape.numel();
     if (count != want) {
       failures.push_back(fmt::format("'{}' has {} elements, stored are {}", name, count, want));
       return false;
@@ -158,8 +159,8 @@ struct CaseRun::Impl {
 
   // Axes of length 1 do not count: a single head, or a row of its own, is a matter of the op's arguments.
   void check_shape(const std::string& name, const Shape& got) {
-    if (!is_result(name) || !file.contains(name)) return;  // begin_result() says so
-    const Shape& want = file.tensors().at(name).shape;
+    if (!is_result(name) || !data.contains(name)) return;  // begin_result() says so
+    const Shape& want = data.at(name).shape;
     const auto axes = [](const Shape& shape) {
       std::vector<std::int64_t> long_ones;
       for (int i = 0; i < shape.rank; ++i) {
@@ -173,12 +174,28 @@ struct CaseRun::Impl {
     }
   }
 
-  const SafetensorsFile& file;
+  /// Stores a result in place of comparing it.
+  void record_result(const std::string& name,
+                     const Shape& shape,
+                     bool is_floating_result,
+                     std::vector<double> values) {
+    if (!is_result(name)) failures.push_back(fmt::format("'{}' is no name of a result", name));
+    if (is_floating_result &&
+        !std::all_of(values.begin(), values.end(), [](double v) { return !std::isnan(v); }))
+      failures.push_back(fmt::format("the f64 result '{}' is not a number somewhere", name));
+    const bool is_new =
+        record->tensors.try_emplace(name, CaseTensor{shape, is_floating_result, std::move(values)})
+            .second;
+    if (!is_new) failures.push_back(fmt::format("'{}' was reported twice", name));
+    ++result.compared;
+  }
+
+  const CaseData& data;
+  CaseData* record;  // not null: a recording run
   Backend& backend;
   Precision precision;
   Json cfg;
   std::map<std::string, double> norms;
-  bool stored_in_f32 = false;
   std::vector<Buffer> memory;
   std::map<std::pair<std::string, DType>, TensorView> loaded;
   std::set<std::string> open;  // results that nobody reported yet
@@ -192,9 +209,32 @@ struct CaseRun::Impl {
   CaseResult result;
 };
 
-CaseRun::CaseRun(const SafetensorsFile& file, Backend& backend, const Precision& precision)
-    : impl_(std::make_unique<Impl>(file, backend, precision)) {}
+CaseRun::CaseRun(const CaseData& data, Backend& backend, const Precision& precision)
+    : impl_(std::make_unique<Impl>(data, backend, precision, nullptr)) {}
+CaseRun::CaseRun(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CaseRun::CaseRun(CaseRun&&) noexcept = default;
 CaseRun::~CaseRun() = default;
+
+CaseRun CaseRun::recording(CaseData& data, Backend& backend, const Precision& precision) {
+  return CaseRun(std::make_unique<Impl>(data, backend, precision, &data));
+}
+bool CaseRun::is_recording() const {
+  return impl_->record != nullptr;
+}
+bool CaseRun::replays_choices() const {
+  return !is_recording() &&
+         (impl_->data.generated.has_value() || precision().compute == DType::bf16);
+}
+void CaseRun::store(const std::string& name,
+                    Shape shape,
+                    std::vector<double> values,
+                    bool stays_f32) {
+  MOESAIC_CHECK(is_recording(), "inputs are stored in recording runs");
+  const DType grid = impl_->data.inputs_in;
+  for (double& v : values)
+    v = round_to(grid == DType::bf16 && stays_f32 ? DType::f32 : grid, v);
+  impl_->record->tensors[name] = {shape, true, std::move(values)};
+}
 
 Backend& CaseRun::backend() {
   return impl_->backend;
@@ -242,14 +282,14 @@ std::vector<double> CaseRun::cfg_reals(const std::string& path) const {
 }
 
 bool CaseRun::has(const std::string& name) const {
-  return impl_->file.contains(name);
+  return impl_->data.contains(name);
 }
 Shape CaseRun::shape(const std::string& name) const {
-  return impl_->file.view(name).shape();
+  return impl_->data.at(name).shape;
 }
 std::vector<std::string> CaseRun::names_with_prefix(const std::string& prefix) const {
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : impl_->file.tensors()) {
+  for (const auto& [name, tensor] : impl_->data.tensors) {
     if (name.starts_with(prefix)) names.push_back(name);
   }
   return names;
@@ -257,7 +297,7 @@ std::vector<std::string> CaseRun::names_with_prefix(const std::string& prefix) c
 
 TensorView CaseRun::load(const std::string& name, DType dtype) {
   const auto [entry, is_new] = impl_->loaded.try_emplace({name, dtype});
-  if (is_new) entry->second = impl_->upload(read_reals(impl_->file, name), shape(name), dtype);
+  if (is_new) entry->second = impl_->upload(impl_->data.at(name).values, shape(name), dtype);
   return entry->second;
 }
 TensorView CaseRun::load_i32(const std::string& name) {
@@ -266,10 +306,10 @@ TensorView CaseRun::load_i32(const std::string& name) {
   return entry->second;
 }
 std::vector<std::int64_t> CaseRun::host_ints(const std::string& name) const {
-  return read_ints(impl_->file, name);
+  return read_ints(impl_->data, name);
 }
 std::vector<double> CaseRun::host_reals(const std::string& name) const {
-  return read_reals(impl_->file, name);
+  return impl_->data.at(name).values;
 }
 
 TensorView CaseRun::zeros(Shape shape, DType dtype) {
@@ -292,8 +332,7 @@ TensorView CaseRun::upload(const std::vector<double>& values, Shape shape, DType
 TensorView CaseRun::upload_i32(const std::vector<std::int64_t>& values, Shape shape) {
   for (const std::int64_t v : values) {
     if (v != static_cast<std::int32_t>(v)) {
-      throw InputError(
-          fmt::format("{}: integer {} does not fit 32 bits", impl_->file.path().string(), v));
+      throw InputError(fmt::format("{}: integer {} does not fit 32 bits", impl_->data.name, v));
     }
   }
   return impl_->upload(values, shape, DType::i32);
@@ -303,18 +342,24 @@ std::vector<double> CaseRun::download(ConstTensorView view) {
 }
 
 void CaseRun::expect(const std::string& name, ConstTensorView got) {
+  if (is_recording()) return impl_->record_result(name, got.shape(), true, download(got));
   impl_->check_shape(name, got.shape());
   expect(name, download(got));
 }
 void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
+  if (is_recording())
+    return impl_->record_result(name, {static_cast<std::int64_t>(got.size())}, true, got);
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
   impl_->measured.push_back(
-      {name, difference(got, read_reals(impl_->file, name), impl_->norms[kind_of(name)])});
+      {name, difference(got, impl_->data.at(name).values, impl_->norms[kind_of(name)])});
 }
 
 void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64_t>& got) {
+  if (is_recording())
+    return impl_->record_result(
+        name, {static_cast<std::int64_t>(got.size())}, false, {got.begin(), got.end()});
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
-  const std::vector<std::int64_t> want = read_ints(impl_->file, name);
+  const std::vector<std::int64_t> want = read_ints(impl_->data, name);
   const auto at = std::mismatch(got.begin(), got.end(), want.begin());
   if (at.first != got.end()) {
     impl_->failures.push_back(fmt::format("'{}' differs first at element {}: {}, stored is {}",
@@ -325,6 +370,8 @@ void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64
   }
 }
 void CaseRun::expect_exact(const std::string& name, ConstTensorView got_ints) {
+  if (is_recording())
+    return impl_->record_result(name, got_ints.shape(), false, download(got_ints));
   impl_->check_shape(name, got_ints.shape());
   expect_exact(name, impl_->download<std::int64_t>(got_ints));
 }
@@ -355,7 +402,7 @@ CaseResult CaseRun::finish() {
                         : compute == DType::f32 ? run.factor_f32
                                                 : run.factor_bf16;
   CaseResult& result = run.result;
-  result.limit = factor * relative_limit(compute, run.stored_in_f32, longest_extent(run.file));
+  result.limit = factor * limit_of(compute, run.data);
   for (const auto& m : run.measured) {
     if (m.difference.stored_zero) {
       if (!(m.difference.absolute <= zero_floor(compute))) {

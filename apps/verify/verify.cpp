@@ -113,7 +113,8 @@ CaseResult run_case(const fs::path& path, Backend& backend, const Precision& pre
       if (reason != skip_reasons().end()) return without_run(name, Status::skipped, reason->second);
       return without_run(name, Status::failed, "no runner for this family of cases");
     }
-    CaseRun run(file, backend, precision);
+    const CaseData data = load_case(file);
+    CaseRun run(data, backend, precision);
     try {
       family->run(run);
       return run.finish();
