@@ -19,6 +19,9 @@ std::vector<std::int64_t> read_ints(const CaseData& data, const std::string& nam
 /// The largest L2 norm among the stored results of each kind.
 std::map<std::string, double> largest_norms(const CaseData& data);
 
+/// `value` as an input of a generated case: rounded to `dtype`, or, where it stays in f32 next to bf16, to f32.
+double round_input(DType dtype, bool stays_f32, double value);
+
 /// How far a result is from the stored one.
 struct Difference {
   double relative =
@@ -43,7 +46,11 @@ double longest_extent(const CaseData& data);
 /// would excuse anything). f32: relative_limit() for the longest sum. bf16: sums are formed in f32, so only roundings
 /// of operands and results count: 2 u sqrt(roundings), u = 2^-8.
 double generated_limit(DType compute, const GeneratedAccuracy& accuracy);
-/// The limit for `data`, whichever kind it is.
-double limit_of(DType compute, const CaseData& data);
+/// A result that holds terms which are there or not by the sign of a number (the derivative of a relu): rounding turns
+/// the sign of a share of them that grows with u, so the relative error is about the root of that share. f32: 16 sqrt(u),
+/// a single turned sign among some 1e5; bf16: 4 sqrt(u).
+double kink_limit(DType compute);
+/// The limit for a result of `data`, whichever kind it is.
+double limit_of(DType compute, const CaseData& data, const std::string& result);
 
 }  // namespace moesaic::verify

@@ -22,6 +22,8 @@ struct CaseTensor {
 struct GeneratedAccuracy {
   std::int64_t longest_sum = 1;  ///< terms of the longest sum on the way to a result
   int roundings = 4;             ///< dependent roundings to the compute type on that way
+  /// Parts of names of results that jump where a number changes its sign: kink_limit() holds for them.
+  std::vector<std::string> kinks;
 };
 
 /// One case: inputs, and the results that they should give. Read from a file, or made at run time; then the results are

@@ -44,6 +44,7 @@ class CaseRun {
   Stream& stream();
 
   bool is_recording() const;
+  bool is_generated() const;  ///< made at run time, not golden
   /// True where the recorded choices (top-k, routing) are to be given to the module: they lie anywhere near ties, nearer
   /// than the run's type can tell.
   bool replays_choices() const;
