@@ -136,6 +136,16 @@ TEST_CASE("cli: a golden result of another shape fails, though it has as many el
   fs::remove_all(folder);
 }
 
+TEST_CASE("cli: verify wants stored cases or large ones, not both") {
+  for (const std::string arguments : {"", " --large --cases " MOESAIC_SOURCE_DIR "/tests/golden"}) {
+    const Result result = moesaic("verify" + arguments);
+    CHECK(result.code == 2);
+    CHECK(contains(result.output, "--large"));
+  }
+  CHECK(moesaic("verify --large --dtype f16").code == 2);
+  CHECK(moesaic("verify --large --path tiled").code == 2);
+}
+
 TEST_CASE("cli: a negative seed is refused") {
   const Result result = moesaic("generate nowhere --seed -1");
   CHECK(result.code == 2);
