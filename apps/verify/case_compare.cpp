@@ -80,6 +80,25 @@ Difference difference(const std::vector<double>& got,
   return d;
 }
 
+RowDifference worst_row(const std::vector<double>& got,
+                        const std::vector<double>& want,
+                        std::int64_t rows) {
+  RowDifference worst;
+  const auto width = want.size() / static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
+  const double usual = norm(want) / std::sqrt(static_cast<double>(rows));
+  for (std::int64_t r = 0; r < rows && usual > 0; ++r) {
+    double error = 0, size = 0;
+    for (std::size_t i = static_cast<std::size_t>(r) * width, end = i + width; i < end; ++i) {
+      const double d = got[i] == want[i] ? 0.0 : got[i] - want[i];
+      error += d * d;
+      size += want[i] * want[i];
+    }
+    const double relative = std::sqrt(error) / std::max(std::sqrt(size), usual);
+    if (!(relative <= worst.relative)) worst = {r, relative};
+  }
+  return worst;
+}
+
 double relative_limit(DType compute, bool stored_in_f32, double length) {
   if (compute == DType::f64) return stored_in_f32 ? 2e-7 : 1e-9;
   return compute == DType::f32 ? 32 * std::ldexp(1.0, -24) * std::sqrt(length)

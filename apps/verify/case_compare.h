@@ -34,6 +34,18 @@ Difference difference(const std::vector<double>& got,
                       const std::vector<double>& want,
                       double largest_norm_of_kind);
 
+/// The row (first axis of `rows` entries) that is farthest off, relative to the larger of its own size and the root mean
+/// square size of all rows: one wrong row, at a tail, say, hardly shows in the error of the whole.
+struct RowDifference {
+  std::int64_t row = 0;
+  double relative = 0;
+};
+RowDifference worst_row(const std::vector<double>& got,
+                        const std::vector<double>& want,
+                        std::int64_t rows);
+/// How many times the limit of the whole a row's error may be: rows of few and of small elements vary.
+constexpr double kRowFactor = 8;
+
 /// Largest relative error accepted. f64: 1e-9, or 2e-7 where results are stored in float32. Else 32 u sqrt(length) for
 /// f32 (u = 2^-24) and 2 u sqrt(length) for bf16 (u = 2^-8): errors of independent roundings grow with the root of
 /// the length of the sums; the constants leave room for a chain of a few dependent ops.

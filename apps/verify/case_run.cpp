@@ -211,6 +211,7 @@ struct CaseRun::Impl {
   struct Measured {
     std::string name;
     Difference difference;
+    RowDifference row;  // of generated cases
   };
   std::vector<Measured> measured;
   std::vector<std::string> failures, notes;
@@ -360,8 +361,10 @@ void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
   if (is_recording())
     return impl_->record_result(name, {static_cast<std::int64_t>(got.size())}, true, got);
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
-  impl_->measured.push_back(
-      {name, difference(got, impl_->data.at(name).values, impl_->norms[kind_of(name)])});
+  const CaseTensor& want = impl_->data.at(name);
+  Impl::Measured m{name, difference(got, want.values, impl_->norms[kind_of(name)]), {}};
+  if (is_generated() && want.shape.rank > 1) m.row = worst_row(got, want.values, want.shape[0]);
+  impl_->measured.push_back(std::move(m));
 }
 
 void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64_t>& got) {
@@ -427,6 +430,10 @@ CaseResult CaseRun::finish() {
       result.worst_error = m.difference.relative;
       result.worst_tensor = m.name;
       result.limit = limit;
+    }
+    if (!(m.row.relative <= kRowFactor * limit)) {
+      run.failures.push_back(
+          fmt::format("row {} of '{}' is off by {:.3g}", m.row.row, m.name, m.row.relative));
     }
     if (!(m.difference.relative <= limit)) {
       run.failures.push_back(fmt::format("'{}' is off by {:.3g}", m.name, m.difference.relative));
