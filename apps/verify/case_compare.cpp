@@ -129,14 +129,18 @@ double kink_limit(DType compute) {
   return compute == DType::f32 ? 16 * std::ldexp(1.0, -12) : 4 * std::ldexp(1.0, -4);
 }
 
+bool has_kink(const CaseData& data, const std::string& result) {
+  return data.generated && std::any_of(data.generated->kinks.begin(),
+                                       data.generated->kinks.end(),
+                                       [&](const std::string& part) {
+                                         return result.find(part) != std::string::npos;
+                                       });
+}
+
 double limit_of(DType compute, const CaseData& data, const std::string& result) {
   if (!data.generated) return relative_limit(compute, data.stored_in_f32, longest_extent(data));
-  const auto& kinks = data.generated->kinks;
-  const bool jumps = std::any_of(kinks.begin(), kinks.end(), [&](const std::string& part) {
-    return result.find(part) != std::string::npos;
-  });
   const double limit = generated_limit(compute, *data.generated);
-  return jumps ? std::max(limit, kink_limit(compute)) : limit;
+  return has_kink(data, result) ? std::max(limit, kink_limit(compute)) : limit;
 }
 
 }  // namespace moesaic::verify

@@ -44,7 +44,7 @@ RowDifference worst_row(const std::vector<double>& got,
                         const std::vector<double>& want,
                         std::int64_t rows);
 /// How many times the limit of the whole a row's error may be: rows of few and of small elements vary.
-constexpr double kRowFactor = 8;
+constexpr double kRowFactor = 6;
 
 /// Largest relative error accepted. f64: 1e-9, or 2e-7 where results are stored in float32. Else 32 u sqrt(length) for
 /// f32 (u = 2^-24) and 2 u sqrt(length) for bf16 (u = 2^-8): errors of independent roundings grow with the root of
@@ -62,6 +62,8 @@ double generated_limit(DType compute, const GeneratedAccuracy& accuracy);
 /// the sign of a share of them that grows with u, so the relative error is about the root of that share. f32: 16 sqrt(u),
 /// a single turned sign among some 1e5; bf16: 4 sqrt(u).
 double kink_limit(DType compute);
+/// True for the results that it holds for (GeneratedAccuracy::kinks).
+bool has_kink(const CaseData& data, const std::string& result);
 /// The limit for a result of `data`, whichever kind it is.
 double limit_of(DType compute, const CaseData& data, const std::string& result);
 

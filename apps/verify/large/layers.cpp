@@ -77,18 +77,20 @@ const RegisterFamily family{{"decoder__", decoder_case}};
 struct MoeSize {
   std::int64_t tokens, hidden, experts, top_k, inner, latent, shared;
   bool situ;
+  std::int64_t capacity = 0;  ///< rows that an expert keeps, the first ones; 0 = all
 };
 
 std::string moe_cfg(const MoeSize& s) {
   return fmt::format(
       R"({{"experts": {}, "top_k": {}, "inter": {}, "latent": {}, "shared": {}, "act": "{}", "situ_b1": 4.0,)"
-      R"( "situ_b2": 25.0, "route_scale": 2.5, "renorm": true, "eps": 1e-5}})",
+      R"( "situ_b2": 25.0, "route_scale": 2.5, "renorm": true, "eps": 1e-5, "capacity": {}, "drop_policy": "position"}})",
       s.experts,
       s.top_k,
       s.inner,
       s.latent > 0 ? std::to_string(s.latent) : "null",
       s.shared,
-      s.situ ? "situ" : "silu");
+      s.situ ? "situ" : "silu",
+      s.capacity);
 }
 
 void expect_grouped(CaseBuilder& b) {
@@ -157,6 +159,7 @@ void add_layer_cases(LargeCases& cases) {
   };
   add_moe("large_latent_situ", {131, 256, 16, 4, 192, 128, 2, true});
   add_moe("large_plain_swiglu", {129, 256, 12, 3, 128, 0, 1, false});
+  add_moe("large_capacity", {130, 192, 8, 2, 64, 128, 1, true, 24});
   add_moe("large_many_experts", {65, 128, 96, 8, 64, 64, 0, true});
 
   const auto add = [&](const std::string& name, const DecoderSize& size) {
