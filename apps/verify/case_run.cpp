@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/verify/case_compare.h"
+#include "apps/verify/case_values.h"
 
 namespace moesaic::verify {
 namespace {
@@ -20,55 +21,6 @@ Json parse_cfg(const CaseData& data) {
   if (!cfg.is_object())
     throw InputError(data.name + ": the metadata entry 'cfg' is not a JSON object");
   return cfg;
-}
-
-template <class T, class In>
-void write_elements(std::byte* to, const std::vector<In>& values) {
-  auto* elements = reinterpret_cast<T*>(to);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      elements[i] = bf16(static_cast<float>(values[i]));
-    } else {
-      elements[i] = static_cast<T>(values[i]);
-    }
-  }
-}
-
-template <class In>
-void write_as(DType dtype, std::byte* to, const std::vector<In>& values) {
-  switch (dtype) {
-    case DType::i32:
-      return write_elements<std::int32_t>(to, values);
-    case DType::i64:
-      return write_elements<std::int64_t>(to, values);
-    case DType::u8:
-      return write_elements<std::uint8_t>(to, values);
-    default:
-      dispatch_float(dtype, [&]<class T>(TypeTag<T>) { write_elements<T>(to, values); });
-  }
-}
-
-template <class Out>
-std::vector<Out> read_back(const ConstTensorView& host) {
-  std::vector<Out> values(static_cast<std::size_t>(host.numel()));
-  const auto read = [&]<class T>(TypeTag<T>) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<Out>(host.as<T>()[i]);
-  };
-  switch (host.dtype()) {
-    case DType::i32:
-      read(TypeTag<std::int32_t>{});
-      break;
-    case DType::i64:
-      read(TypeTag<std::int64_t>{});
-      break;
-    case DType::u8:
-      read(TypeTag<std::uint8_t>{});
-      break;
-    default:
-      dispatch_float(host.dtype(), read);
-  }
-  return values;
 }
 
 }  // namespace
@@ -95,11 +47,11 @@ struct CaseRun::Impl {
                   "as many values as elements");
     const TensorView device = allocate(shape, dtype);
     if (device.device() == kCpu) {
-      write_as(dtype, device.data(), values);
+      write_values(dtype, device.data(), values);
       return device;
     }
     const Buffer host(std::max<std::size_t>(device.bytes(), 1), kCpu, "verify");
-    write_as(dtype, host.data(), values);
+    write_values(dtype, host.data(), values);
     copy_tensor(device, host.view(shape, dtype), stream_of(backend));
     stream_of(backend).synchronize();
     return device;
@@ -108,11 +60,11 @@ struct CaseRun::Impl {
   template <class Out>
   std::vector<Out> download(const ConstTensorView& view) {
     stream_of(backend).synchronize();
-    if (view.device() == kCpu) return read_back<Out>(view);
+    if (view.device() == kCpu) return read_values<Out>(view);
     const Buffer host(std::max<std::size_t>(view.bytes(), 1), kCpu, "verify");
     copy_tensor(host.view(view.shape(), view.dtype()), view, stream_of(backend));
     stream_of(backend).synchronize();
-    return read_back<Out>(host.view(view.shape(), view.dtype()));
+    return read_values<Out>(host.view(view.shape(), view.dtype()));
   }
 
   const Json* find_cfg(const std::string& path) const {
@@ -457,28 +409,6 @@ CaseResult CaseRun::finish() {
   }
   result.note = fmt::format("{}", fmt::join(lines, "; "));
   return result;
-}
-
-namespace {
-std::vector<CaseFamily>& families() {
-  static std::vector<CaseFamily> list;
-  return list;
-}
-}  // namespace
-
-RegisterFamily::RegisterFamily(CaseFamily family) {
-  families().push_back(family);
-}
-
-const CaseFamily* find_family(const std::string& case_name) {
-  const CaseFamily* best = nullptr;
-  for (const CaseFamily& family : families()) {
-    const std::string prefix = family.prefix;
-    if (case_name.starts_with(prefix) &&
-        (best == nullptr || prefix.size() > std::strlen(best->prefix)))
-      best = &family;
-  }
-  return best;
 }
 
 }  // namespace moesaic::verify
