@@ -65,7 +65,7 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
     "patterns.")
       .one_or_list()
       .default_is("[] (none)")
-      .example("[\"moe.*\", \"attn.q\"]");
+      .example("[\"mlp.*\", \"attn.q\"]");
   f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
       .only_default("the offload of activations");
 }
