@@ -30,7 +30,7 @@ void add_verify(CLI::App& app, Action& action) {
   verb->add_option("--threads",
                    options->num_threads,
                    "Threads of the CPU backend; results do not depend on it")
-      ->check(CLI::Range(1, 1024))
+      ->check(CLI::Range(1, 256))
       ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object in place of the table");
   verb->footer(
