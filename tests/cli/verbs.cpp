@@ -72,6 +72,12 @@ TEST_CASE("cli: schema and explain") {
   const Result key = moesaic("explain model.num_experts", "2>/dev/null");
   CHECK(key.code == 0);
   CHECK(contains(key.output, "Routed experts per MoE layer"));
+  for (const char* section : {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
+    const Result r = moesaic(std::string("explain ") + section, "2>&1");
+    INFO(section);
+    CHECK(r.code == 0);
+    CHECK(contains(r.output, section));
+  }
   const Result unknown = moesaic("explain model.num_expert", "2>&1 >/dev/null");
   CHECK(unknown.code == 2);
   CHECK(unknown.output ==
