@@ -1,5 +1,6 @@
 #include "apps/train_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <iostream>
@@ -14,6 +15,8 @@
 #include "core/data/entropy.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
+#include "core/train/step_trace.h"
+#include "kernels/cuda_handles.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic::apps {
@@ -352,8 +355,35 @@ void TrainRun::report_final() {
                   loss / bigram));
 }
 
+// A traced step is watched by the trace alone.
+StepStats TrainRun::next_step() {
+  const std::int64_t step = trainer_->steps_done() + 1;
+  const auto& traced = config().log.trace_steps;
+  if (std::find(traced.begin(), traced.end(), step) == traced.end()) return trainer_->step();
+  StepTrace trace(trainer_->stream());
+  trainer_->observe(&trace);
+  trainer_->observe_paths(&trace);
+  const StepStats stats = trainer_->step();
+  trainer_->observe(nvtx_.get());
+  trainer_->observe_paths(nullptr);
+  const int rank = host_.rank();
+  const auto path = fmt::format("{}/trace/step-{:08}.rank{}.json", config().run.dir, step, rank);
+  trace.write(path, rank);
+  say(fmt::format("step {} | trace {}", step, path));
+  return stats;
+}
+
+void TrainRun::mark_ranges() {
+  if (!config().debug.nvtx) return;
+  if (trainer_->stream().device().kind != Device::Kind::cuda)
+    throw UsageError("debug.nvtx: ranges for a profiler need run.device=cuda");
+  nvtx_ = cuda::create_nvtx_observer();
+  trainer_->observe(nvtx_.get());
+}
+
 int TrainRun::execute() {
   prepare();
+  mark_ranges();
   lock_run_dir();
   continue_from_checkpoint();
   open_run_dir();
@@ -362,7 +392,7 @@ int TrainRun::execute() {
   const auto& train = config().train;
   const auto& checkpoint = config().checkpoint;
   while (trainer_->steps_done() < train.steps) {
-    report(trainer_->step());
+    report(next_step());
     const std::int64_t step = trainer_->steps_done();
     if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
       throw NumericsError(

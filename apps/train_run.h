@@ -39,6 +39,8 @@ class TrainRun {
   std::string memory_line() const;
   void print_header() const;
   void open_metrics();
+  void mark_ranges();
+  StepStats next_step();
   void report(const StepStats& stats);
   void save();
   double report_eval(bool whole);
@@ -56,6 +58,7 @@ class TrainRun {
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
   std::shared_ptr<const data::TokenSource> train_, valid_;
+  std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<MetricsWriter> metrics_;

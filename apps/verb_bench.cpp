@@ -28,7 +28,7 @@ void add_ops(CLI::App& bench, Action& action) {
                    "Type of activations and weights; without it f32 on the CPU, bf16 on a GPU")
       ->check(CLI::IsMember({"f32", "bf16", "f64"}));
   verb->add_option("--threads", options->num_threads, "Threads of the CPU backend")
-      ->check(CLI::Range(1, 1024))
+      ->check(CLI::Range(1, 256))
       ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object in place of the table");
   verb->footer("Example:\n  moesaic bench ops --only kda\n");

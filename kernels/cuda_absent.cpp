@@ -98,6 +98,9 @@ void destroy_blas_lt(void*) noexcept {}
 int multiprocessors(Device) {
   absent();
 }
+std::unique_ptr<OpObserver> create_nvtx_observer() {
+  absent();
+}
 }  // namespace cuda
 
 }  // namespace moesaic

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu_check.sh [CTEST_ARGUMENT…]: on a machine with a CUDA toolkit and a GPU, builds into build_gpu/, runs the CUDA tests and
-# the reference cases in three types, and prints the speed of every op. Installs nothing and needs no network. A test that
+# the reference cases in three types and the large cases, and prints the speed of every op. Installs nothing and needs no network. A test that
 # finds no GPU fails. BENCH=0 leaves the speed out.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,6 +18,12 @@ ctest --test-dir "$BUILD_DIR" -L cuda --output-on-failure --no-tests=error "$@" 
 for dtype in f64 f32 bf16; do
   echo "verify --device cuda --dtype $dtype"
   "$moesaic" verify --cases tests/golden --device cuda --dtype "$dtype" || status=1
+done
+# Large cases: the kernels for any size in f32, then the tiled ones, which must run.
+for choice in "f32 --path plain" "bf16"; do
+  echo "verify --large --device cuda --dtype $choice"
+  # shellcheck disable=SC2086  # words of the choice are arguments
+  "$moesaic" verify --large --device cuda --threads 8 --dtype $choice || status=1
 done
 if [ "${BENCH:-1}" != 0 ]; then "$moesaic" bench ops --device cuda || status=1; fi
 exit $status

@@ -1,6 +1,7 @@
 #include "apps/verify/case_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -8,82 +9,29 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/verify/case_compare.h"
+#include "apps/verify/case_values.h"
 
 namespace moesaic::verify {
 namespace {
 
 using Json = nlohmann::json;
 
-Json parse_cfg(const SafetensorsFile& file) {
-  const auto found = file.metadata().find("cfg");
-  if (found == file.metadata().end())
-    throw InputError(file.path().string() + ": no 'cfg' in the metadata");
-  Json cfg = Json::parse(found->second, nullptr, false);
+Json parse_cfg(const CaseData& data) {
+  Json cfg = Json::parse(data.cfg, nullptr, false);
   if (!cfg.is_object())
-    throw InputError(file.path().string() + ": the metadata entry 'cfg' is not a JSON object");
+    throw InputError(data.name + ": the metadata entry 'cfg' is not a JSON object");
   return cfg;
-}
-
-template <class T, class In>
-void write_elements(std::byte* to, const std::vector<In>& values) {
-  auto* elements = reinterpret_cast<T*>(to);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      elements[i] = bf16(static_cast<float>(values[i]));
-    } else {
-      elements[i] = static_cast<T>(values[i]);
-    }
-  }
-}
-
-template <class In>
-void write_as(DType dtype, std::byte* to, const std::vector<In>& values) {
-  switch (dtype) {
-    case DType::i32:
-      return write_elements<std::int32_t>(to, values);
-    case DType::i64:
-      return write_elements<std::int64_t>(to, values);
-    case DType::u8:
-      return write_elements<std::uint8_t>(to, values);
-    default:
-      dispatch_float(dtype, [&]<class T>(TypeTag<T>) { write_elements<T>(to, values); });
-  }
-}
-
-template <class Out>
-std::vector<Out> read_back(const ConstTensorView& host) {
-  std::vector<Out> values(static_cast<std::size_t>(host.numel()));
-  const auto read = [&]<class T>(TypeTag<T>) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<Out>(host.as<T>()[i]);
-  };
-  switch (host.dtype()) {
-    case DType::i32:
-      read(TypeTag<std::int32_t>{});
-      break;
-    case DType::i64:
-      read(TypeTag<std::int64_t>{});
-      break;
-    case DType::u8:
-      read(TypeTag<std::uint8_t>{});
-      break;
-    default:
-      dispatch_float(host.dtype(), read);
-  }
-  return values;
 }
 
 }  // namespace
 
 struct CaseRun::Impl {
-  Impl(const SafetensorsFile& f, Backend& b, const Precision& p)
-      : file(f), backend(b), precision(p), cfg(parse_cfg(f)), norms(largest_norms(f)) {
-    const auto stored = file.metadata().find("result_dtype");
-    stored_in_f32 = stored != file.metadata().end() && stored->second == "F32";
-    for (const auto& [name, tensor] : file.tensors()) {
+  Impl(const CaseData& d, Backend& b, const Precision& p, CaseData* r)
+      : data(d), record(r), backend(b), precision(p), cfg(parse_cfg(d)), norms(largest_norms(d)) {
+    for (const auto& [name, tensor] : data.tensors) {
       if (is_result(name)) open.insert(name);
     }
-    result.name = file.path().stem().string();
+    result.name = data.name;
   }
 
   TensorView allocate(const Shape& shape, DType dtype) {
@@ -99,11 +47,11 @@ struct CaseRun::Impl {
                   "as many values as elements");
     const TensorView device = allocate(shape, dtype);
     if (device.device() == kCpu) {
-      write_as(dtype, device.data(), values);
+      write_values(dtype, device.data(), values);
       return device;
     }
     const Buffer host(std::max<std::size_t>(device.bytes(), 1), kCpu, "verify");
-    write_as(dtype, host.data(), values);
+    write_values(dtype, host.data(), values);
     copy_tensor(device, host.view(shape, dtype), stream_of(backend));
     stream_of(backend).synchronize();
     return device;
@@ -112,11 +60,11 @@ struct CaseRun::Impl {
   template <class Out>
   std::vector<Out> download(const ConstTensorView& view) {
     stream_of(backend).synchronize();
-    if (view.device() == kCpu) return read_back<Out>(view);
+    if (view.device() == kCpu) return read_values<Out>(view);
     const Buffer host(std::max<std::size_t>(view.bytes(), 1), kCpu, "verify");
     copy_tensor(host.view(view.shape(), view.dtype()), view, stream_of(backend));
     stream_of(backend).synchronize();
-    return read_back<Out>(host.view(view.shape(), view.dtype()));
+    return read_values<Out>(host.view(view.shape(), view.dtype()));
   }
 
   const Json* find_cfg(const std::string& path) const {
@@ -133,21 +81,20 @@ struct CaseRun::Impl {
   template <class Test>
   const Json& need_cfg(const std::string& path, const char* what, Test test) const {
     const Json* found = find_cfg(path);
-    if (found == nullptr)
-      throw InputError(fmt::format("{}: cfg has no '{}'", file.path().string(), path));
+    if (found == nullptr) throw InputError(fmt::format("{}: cfg has no '{}'", data.name, path));
     if (!test(*found))
-      throw InputError(fmt::format("{}: cfg '{}' should be {}", file.path().string(), path, what));
+      throw InputError(fmt::format("{}: cfg '{}' should be {}", data.name, path, what));
     return *found;
   }
 
   // False, and the case fails, when there is nothing to compare with or the sizes differ.
   bool begin_result(const std::string& name, std::int64_t count) {
-    if (!is_result(name) || !file.contains(name)) {
+    if (!is_result(name) || !data.contains(name)) {
       failures.push_back(fmt::format("the runner reports '{}', which is not stored", name));
       return false;
     }
     if (!open.erase(name)) failures.push_back(fmt::format("'{}' was reported twice", name));
-    const std::int64_t want = file.tensors().at(name).shape.numel();
+    const std::int64_t want = data.at(name).shape.numel();
     if (count != want) {
       failures.push_back(fmt::format("'{}' has {} elements, stored are {}", name, count, want));
       return false;
@@ -158,8 +105,8 @@ struct CaseRun::Impl {
 
   // Axes of length 1 do not count: a single head, or a row of its own, is a matter of the op's arguments.
   void check_shape(const std::string& name, const Shape& got) {
-    if (!is_result(name) || !file.contains(name)) return;  // begin_result() says so
-    const Shape& want = file.tensors().at(name).shape;
+    if (!is_result(name) || !data.contains(name)) return;  // begin_result() says so
+    const Shape& want = data.at(name).shape;
     const auto axes = [](const Shape& shape) {
       std::vector<std::int64_t> long_ones;
       for (int i = 0; i < shape.rank; ++i) {
@@ -173,18 +120,50 @@ struct CaseRun::Impl {
     }
   }
 
-  const SafetensorsFile& file;
+  /// Stores a result in place of comparing it.
+  void record_result(const std::string& name,
+                     const Shape& shape,
+                     bool is_floating_result,
+                     std::vector<double> values) {
+    if (!is_result(name)) failures.push_back(fmt::format("'{}' is no name of a result", name));
+    if (is_floating_result &&
+        !std::all_of(values.begin(), values.end(), [](double v) { return !std::isnan(v); }))
+      failures.push_back(fmt::format("the f64 result '{}' is not a number somewhere", name));
+    const bool is_new =
+        record->tensors.try_emplace(name, CaseTensor{shape, is_floating_result, std::move(values)})
+            .second;
+    if (!is_new) failures.push_back(fmt::format("'{}' was reported twice", name));
+    ++result.compared;
+  }
+
+  /// A result that is zero but for the rounding errors of f64 (the gradient of a softmax over one key) becomes zero: the
+  /// relative error of noise says nothing.
+  void clear_rounding_noise() {
+    constexpr double kNoise = 1e-13;
+    const auto largest = largest_norms(*record);
+    for (auto& [name, tensor] : record->tensors) {
+      if (!is_result(name) || !tensor.is_floating) continue;
+      const double limit = kNoise * largest.at(kind_of(name));
+      if (std::all_of(tensor.values.begin(), tensor.values.end(), [&](double v) {
+            return std::abs(v) <= limit;
+          }))
+        std::fill(tensor.values.begin(), tensor.values.end(), 0.0);
+    }
+  }
+
+  const CaseData& data;
+  CaseData* record;  // not null: a recording run
   Backend& backend;
   Precision precision;
   Json cfg;
   std::map<std::string, double> norms;
-  bool stored_in_f32 = false;
   std::vector<Buffer> memory;
   std::map<std::pair<std::string, DType>, TensorView> loaded;
   std::set<std::string> open;  // results that nobody reported yet
   struct Measured {
     std::string name;
     Difference difference;
+    RowDifference row;  // of generated cases
   };
   std::vector<Measured> measured;
   std::vector<std::string> failures, notes;
@@ -192,9 +171,33 @@ struct CaseRun::Impl {
   CaseResult result;
 };
 
-CaseRun::CaseRun(const SafetensorsFile& file, Backend& backend, const Precision& precision)
-    : impl_(std::make_unique<Impl>(file, backend, precision)) {}
+CaseRun::CaseRun(const CaseData& data, Backend& backend, const Precision& precision)
+    : impl_(std::make_unique<Impl>(data, backend, precision, nullptr)) {}
+CaseRun::CaseRun(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CaseRun::CaseRun(CaseRun&&) noexcept = default;
 CaseRun::~CaseRun() = default;
+
+CaseRun CaseRun::recording(CaseData& data, Backend& backend, const Precision& precision) {
+  return CaseRun(std::make_unique<Impl>(data, backend, precision, &data));
+}
+bool CaseRun::is_recording() const {
+  return impl_->record != nullptr;
+}
+bool CaseRun::is_generated() const {
+  return impl_->data.generated.has_value();
+}
+bool CaseRun::replays_choices() const {
+  return !is_recording() && (is_generated() || precision().compute == DType::bf16);
+}
+void CaseRun::store(const std::string& name,
+                    Shape shape,
+                    std::vector<double> values,
+                    bool stays_f32) {
+  MOESAIC_CHECK(is_recording(), "inputs are stored in recording runs");
+  for (double& v : values)
+    v = round_input(impl_->data.inputs_in, stays_f32, v);
+  impl_->record->tensors[name] = {shape, true, std::move(values)};
+}
 
 Backend& CaseRun::backend() {
   return impl_->backend;
@@ -242,14 +245,14 @@ std::vector<double> CaseRun::cfg_reals(const std::string& path) const {
 }
 
 bool CaseRun::has(const std::string& name) const {
-  return impl_->file.contains(name);
+  return impl_->data.contains(name);
 }
 Shape CaseRun::shape(const std::string& name) const {
-  return impl_->file.view(name).shape();
+  return impl_->data.at(name).shape;
 }
 std::vector<std::string> CaseRun::names_with_prefix(const std::string& prefix) const {
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : impl_->file.tensors()) {
+  for (const auto& [name, tensor] : impl_->data.tensors) {
     if (name.starts_with(prefix)) names.push_back(name);
   }
   return names;
@@ -257,7 +260,7 @@ std::vector<std::string> CaseRun::names_with_prefix(const std::string& prefix) c
 
 TensorView CaseRun::load(const std::string& name, DType dtype) {
   const auto [entry, is_new] = impl_->loaded.try_emplace({name, dtype});
-  if (is_new) entry->second = impl_->upload(read_reals(impl_->file, name), shape(name), dtype);
+  if (is_new) entry->second = impl_->upload(impl_->data.at(name).values, shape(name), dtype);
   return entry->second;
 }
 TensorView CaseRun::load_i32(const std::string& name) {
@@ -266,10 +269,10 @@ TensorView CaseRun::load_i32(const std::string& name) {
   return entry->second;
 }
 std::vector<std::int64_t> CaseRun::host_ints(const std::string& name) const {
-  return read_ints(impl_->file, name);
+  return read_ints(impl_->data, name);
 }
 std::vector<double> CaseRun::host_reals(const std::string& name) const {
-  return read_reals(impl_->file, name);
+  return impl_->data.at(name).values;
 }
 
 TensorView CaseRun::zeros(Shape shape, DType dtype) {
@@ -292,8 +295,7 @@ TensorView CaseRun::upload(const std::vector<double>& values, Shape shape, DType
 TensorView CaseRun::upload_i32(const std::vector<std::int64_t>& values, Shape shape) {
   for (const std::int64_t v : values) {
     if (v != static_cast<std::int32_t>(v)) {
-      throw InputError(
-          fmt::format("{}: integer {} does not fit 32 bits", impl_->file.path().string(), v));
+      throw InputError(fmt::format("{}: integer {} does not fit 32 bits", impl_->data.name, v));
     }
   }
   return impl_->upload(values, shape, DType::i32);
@@ -303,18 +305,28 @@ std::vector<double> CaseRun::download(ConstTensorView view) {
 }
 
 void CaseRun::expect(const std::string& name, ConstTensorView got) {
+  if (is_recording()) return impl_->record_result(name, got.shape(), true, download(got));
   impl_->check_shape(name, got.shape());
   expect(name, download(got));
 }
 void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
+  if (is_recording())
+    return impl_->record_result(name, {static_cast<std::int64_t>(got.size())}, true, got);
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
-  impl_->measured.push_back(
-      {name, difference(got, read_reals(impl_->file, name), impl_->norms[kind_of(name)])});
+  const CaseTensor& want = impl_->data.at(name);
+  Impl::Measured m{name, difference(got, want.values, impl_->norms[kind_of(name)]), {}};
+  // A single turned sign may be all there is of a row.
+  if (is_generated() && want.shape.rank > 1 && !has_kink(impl_->data, name))
+    m.row = worst_row(got, want.values, want.shape[0]);
+  impl_->measured.push_back(std::move(m));
 }
 
 void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64_t>& got) {
+  if (is_recording())
+    return impl_->record_result(
+        name, {static_cast<std::int64_t>(got.size())}, false, {got.begin(), got.end()});
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
-  const std::vector<std::int64_t> want = read_ints(impl_->file, name);
+  const std::vector<std::int64_t> want = read_ints(impl_->data, name);
   const auto at = std::mismatch(got.begin(), got.end(), want.begin());
   if (at.first != got.end()) {
     impl_->failures.push_back(fmt::format("'{}' differs first at element {}: {}, stored is {}",
@@ -325,6 +337,8 @@ void CaseRun::expect_exact(const std::string& name, const std::vector<std::int64
   }
 }
 void CaseRun::expect_exact(const std::string& name, ConstTensorView got_ints) {
+  if (is_recording())
+    return impl_->record_result(name, got_ints.shape(), false, download(got_ints));
   impl_->check_shape(name, got_ints.shape());
   expect_exact(name, impl_->download<std::int64_t>(got_ints));
 }
@@ -355,7 +369,7 @@ CaseResult CaseRun::finish() {
                         : compute == DType::f32 ? run.factor_f32
                                                 : run.factor_bf16;
   CaseResult& result = run.result;
-  result.limit = factor * relative_limit(compute, run.stored_in_f32, longest_extent(run.file));
+  double worst_share = -1;  // of its limit
   for (const auto& m : run.measured) {
     if (m.difference.stored_zero) {
       if (!(m.difference.absolute <= zero_floor(compute))) {
@@ -364,14 +378,22 @@ CaseResult CaseRun::finish() {
       }
       continue;
     }
-    if (m.difference.relative >= result.worst_error) {
+    const double limit = factor * limit_of(compute, run.data, m.name);
+    if (m.difference.relative / limit > worst_share) {
+      worst_share = m.difference.relative / limit;
       result.worst_error = m.difference.relative;
       result.worst_tensor = m.name;
+      result.limit = limit;
     }
-    if (!(m.difference.relative <= result.limit)) {
+    if (!(m.row.relative <= kRowFactor * limit)) {
+      run.failures.push_back(
+          fmt::format("row {} of '{}' is off by {:.3g}", m.row.row, m.name, m.row.relative));
+    }
+    if (!(m.difference.relative <= limit)) {
       run.failures.push_back(fmt::format("'{}' is off by {:.3g}", m.name, m.difference.relative));
     }
   }
+  if (run.record != nullptr) run.clear_rounding_noise();
   if (!run.open.empty()) {
     run.failures.push_back(fmt::format(
         "{} stored results were not reported, first '{}'", run.open.size(), *run.open.begin()));
@@ -387,28 +409,6 @@ CaseResult CaseRun::finish() {
   }
   result.note = fmt::format("{}", fmt::join(lines, "; "));
   return result;
-}
-
-namespace {
-std::vector<CaseFamily>& families() {
-  static std::vector<CaseFamily> list;
-  return list;
-}
-}  // namespace
-
-RegisterFamily::RegisterFamily(CaseFamily family) {
-  families().push_back(family);
-}
-
-const CaseFamily* find_family(const std::string& case_name) {
-  const CaseFamily* best = nullptr;
-  for (const CaseFamily& family : families()) {
-    const std::string prefix = family.prefix;
-    if (case_name.starts_with(prefix) &&
-        (best == nullptr || prefix.size() > std::strlen(best->prefix)))
-      best = &family;
-  }
-  return best;
 }
 
 }  // namespace moesaic::verify

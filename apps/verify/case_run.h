@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint/safetensors.h"
+#include "apps/verify/case_data.h"
 #include "kernels/backend.h"
 
 namespace moesaic::verify {
@@ -27,14 +27,29 @@ struct CaseResult {
 /// One golden case on its way through the product's own ops: hands out inputs in the run's precision, takes results and
 /// compares them with the stored ones. A stored result (out., aux., grad., …) that the runner never reported is a
 /// failure, so that nothing is left out silently.
+///
+/// A case that was made at run time passes twice through the same runner: first recording, on the CPU in f64, where
+/// results are stored in place of compared, then as any other.
 class CaseRun {
  public:
-  CaseRun(const SafetensorsFile& file, Backend& backend, const Precision& precision);
+  /// `data` outlives the run.
+  CaseRun(const CaseData& data, Backend& backend, const Precision& precision);
+  /// Results go into `data`; so do inputs that the runner gives by store().
+  static CaseRun recording(CaseData& data, Backend& backend, const Precision& precision);
+  CaseRun(CaseRun&&) noexcept;
   ~CaseRun();
 
   Backend& backend();
   const Precision& precision() const;
   Stream& stream();
+
+  bool is_recording() const;
+  bool is_generated() const;  ///< made at run time, not golden
+  /// True where the recorded choices (top-k, routing) are to be given to the module: they lie anywhere near ties, nearer
+  /// than the run's type can tell.
+  bool replays_choices() const;
+  /// Recording: adds an input, rounded to the type in which the case's inputs are (`stays_f32`: to f32 there).
+  void store(const std::string& name, Shape shape, std::vector<double> values, bool stays_f32);
 
   // --- cfg: the JSON object of sizes and constants; `path` may be dotted ("moe.top_k"); throws InputError when absent
   std::int64_t cfg_int(const std::string& path) const;
@@ -87,6 +102,7 @@ class CaseRun {
 
  private:
   struct Impl;
+  explicit CaseRun(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

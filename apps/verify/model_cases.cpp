@@ -62,6 +62,13 @@ OptimizerOptions optimizer_options(const CaseRun& run) {
 
 class ModelCase {
  public:
+  // A failed case leaves work in the stream that reads the optimizer's memory.
+  ~ModelCase() {
+    try {
+      run_.stream().synchronize();
+    } catch (...) {  // reported by whoever waits for a result
+    }
+  }
   explicit ModelCase(CaseRun& run)
       : run_(run), owner_(run), options_(model_options(run)), model_(owner_.params(), options_) {
     owner_.load_weights();

@@ -1,10 +1,12 @@
 #include "apps/verify/module_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
 
+#include "core/base/random.h"
 #include "kernels/ops/elementwise.h"
 
 namespace moesaic::verify {
@@ -54,9 +56,50 @@ void ModuleRun::load_one(const std::string& name, TensorView to, TensorView also
     copy_tensor(also, run_.load(name, also.dtype()).reshaped(also.shape()), run_.stream());
 }
 
+void ModuleRun::draw_weight(const ParameterSpec& spec,
+                            const std::string& name,
+                            TensorView initial) {
+  const std::uint64_t key = hash_name(name);
+  std::vector<double> values = run_.download(initial);
+  const double fan_in = static_cast<double>(spec.shape[spec.shape.rank - 1]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double x = standard_normal(key, i);
+    switch (spec.init.kind) {
+      case InitialKind::normal:
+        values[i] = spec.init.b + x / std::sqrt(fan_in);
+        break;
+      case InitialKind::zeros:
+        values[i] = (spec.shape.rank > 1 ? 1.0 / std::sqrt(fan_in) : 0.1) * x;
+        break;
+      case InitialKind::ones:
+        values[i] = 1.0 + 0.1 * x;
+        break;
+      default:
+        break;  // gates' A and bias: the model's own range
+    }
+  }
+  run_.store(name, initial.shape(), std::move(values), spec.stored_as == StoredAs::stats);
+}
+
+void ModuleRun::draw_weights() {
+  for_each_parameter([&](ParamId id, std::int64_t m, const std::string& name) {
+    draw_weight(
+        params_.params()[static_cast<std::size_t>(id.index)], "w." + name, params_.weight(id, m));
+  });
+  for (std::size_t i = 0; i < params_.buffers().size(); ++i) {
+    const BufferSpec& spec = params_.buffers()[i];
+    if (!spec.is_parameter_in_checkpoint) continue;
+    std::vector<double> values(static_cast<std::size_t>(spec.shape.numel()));
+    for (std::size_t j = 0; j < values.size(); ++j)
+      values[j] = 0.05 * standard_normal(hash_name(spec.name), j);
+    run_.store("w." + spec.name, spec.shape, std::move(values), true);
+  }
+}
+
 void ModuleRun::load_weights() {
   params_.seal(run_.stream().device());
   params_.initialize(0);
+  if (run_.is_recording()) draw_weights();
   std::vector<std::string> unused = run_.names_with_prefix("w.");
   const auto load = [&](const std::string& name, TensorView to, TensorView also) {
     load_one(name, to, also);

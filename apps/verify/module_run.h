@@ -57,6 +57,9 @@ class ModuleRun {
   void expect_no_gradient_outside(const std::string& part);
 
  private:
+  /// Recording: weights of a usual size for the case, from their names; they become inputs of the case.
+  void draw_weights();
+  void draw_weight(const ParameterSpec& spec, const std::string& name, TensorView initial);
   void load_one(const std::string& name, TensorView to, TensorView also);
   template <class F>
   void for_each_parameter(F f);

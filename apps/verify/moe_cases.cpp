@@ -12,6 +12,7 @@ void moe_case(CaseRun& run) {
   MoeLayer module(owner.params(), "", moe_options(run, "", hidden, run.cfg_real("eps")));
   owner.load_weights();
   owner.set_sequence(tokens);
+  if (run.is_generated() && run.replays_choices()) module.set_given(run.load_i32("aux.topk"));
   LayerRun layer(owner, module, tokens, hidden);
   run.expect("out.y", layer.forward());
   const MoeLayer::Activations& a = module.activations();

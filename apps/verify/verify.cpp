@@ -1,14 +1,12 @@
 #include "apps/verify/verify.h"
 
 #include <algorithm>
-#include <ostream>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "apps/assembly.h"
-#include "apps/path_log.h"
+#include "apps/verify/report.h"
 
 namespace moesaic::verify {
 namespace {
@@ -43,64 +41,13 @@ std::vector<fs::path> case_files(const fs::path& cases) {
   return files;
 }
 
+}  // namespace
+
 KernelPath path_from_name(const std::string& name) {
   if (name == "auto") return KernelPath::automatic;
   if (name == "plain") return KernelPath::plain;
   throw UsageError(fmt::format("--path {}: allowed are auto, plain", name));
 }
-
-const char* text(CaseResult::Status status) {
-  switch (status) {
-    case CaseResult::Status::passed:
-      return "passed";
-    case CaseResult::Status::failed:
-      return "failed";
-    case CaseResult::Status::skipped:
-      return "skipped";
-  }
-  return "";
-}
-
-CaseResult without_run(const std::string& name,
-                       CaseResult::Status status,
-                       const std::string& note) {
-  CaseResult result;
-  result.name = name;
-  result.status = status;
-  result.note = note;
-  return result;
-}
-
-void write_row(std::ostream& out, const CaseResult& r) {
-  if (r.compared > 0) {
-    out << fmt::format("{:<7} {:<38} {:9.2e} (limit {:.1e}) {:3} results, worst {}",
-                       text(r.status),
-                       r.name,
-                       r.worst_error,
-                       r.limit,
-                       r.compared,
-                       r.worst_tensor.empty() ? "-" : r.worst_tensor);
-  } else {
-    out << fmt::format("{:<7} {:<38}", text(r.status), r.name);
-  }
-  if (!r.note.empty()) out << "  " << r.note;
-  out << '\n' << std::flush;
-}
-
-nlohmann::ordered_json to_json(const CaseResult& r) {
-  nlohmann::ordered_json j{{"case", r.name}, {"status", text(r.status)}, {"compared", r.compared}};
-  if (r.compared > 0) {
-    // JSON has no infinity: a result that is not finite is null.
-    j["worst_error"] = r.worst_error;
-    j["limit"] = r.limit;
-    j["worst_tensor"] = r.worst_tensor;
-  }
-  if (!r.note.empty()) j["note"] = r.note;
-  if (!r.paths.empty()) j["paths"] = r.paths;
-  return j;
-}
-
-}  // namespace
 
 CaseResult run_case(const fs::path& path, Backend& backend, const Precision& precision) {
   const std::string name = path.stem().string();
@@ -113,7 +60,8 @@ CaseResult run_case(const fs::path& path, Backend& backend, const Precision& pre
       if (reason != skip_reasons().end()) return without_run(name, Status::skipped, reason->second);
       return without_run(name, Status::failed, "no runner for this family of cases");
     }
-    CaseRun run(file, backend, precision);
+    const CaseData data = load_case(file);
+    CaseRun run(data, backend, precision);
     try {
       family->run(run);
       return run.finish();
@@ -131,6 +79,7 @@ CaseResult run_case(const fs::path& path, Backend& backend, const Precision& pre
 }
 
 int run_verify(const VerifyOptions& options, std::ostream& out) {
+  if (options.large) return run_large(options, out);
   const Precision precision = precision_from_name(options.dtype);
   BackendOwner::Options backend_options;
   backend_options.device = apps::device_from_name(options.device);
@@ -139,41 +88,16 @@ int run_verify(const VerifyOptions& options, std::ostream& out) {
   backend_options.path = path_from_name(options.path);
   const std::vector<fs::path> files = case_files(options.cases);
   BackendOwner owner(backend_options);
-  apps::PathLog case_paths, all_paths;
-  owner.observe_paths(&case_paths);
-  std::map<CaseResult::Status, int> count;
-  auto rows = nlohmann::ordered_json::array();
+  apps::PathLog paths;
+  owner.observe_paths(&paths);
+  Report report(options, out);
   for (const fs::path& file : files) {
     // What one case leaves in the scratch memory must not help or hurt the next.
     owner.scratch().poison(owner.stream());
-    case_paths.clear();
-    CaseResult result = run_case(file, owner.backend(), precision);
-    result.paths = case_paths.text();
-    all_paths.add(case_paths);
-    ++count[result.status];
-    if (options.json) {
-      rows.push_back(to_json(result));
-    } else {
-      write_row(out, result);
-    }
+    paths.clear();
+    report.add(run_case(file, owner.backend(), precision), paths);
   }
-  const int passed = count[CaseResult::Status::passed], failed = count[CaseResult::Status::failed];
-  const int skipped = count[CaseResult::Status::skipped];
-  if (options.json) {
-    const nlohmann::ordered_json all{{"device", options.device},
-                                     {"dtype", options.dtype},
-                                     {"path", options.path},
-                                     {"cases", rows},
-                                     {"passed", passed},
-                                     {"failed", failed},
-                                     {"skipped", skipped}};
-    out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
-  } else {
-    for (const auto& [what, times] : all_paths.counts())
-      out << fmt::format("path    {:<38} {:<10} {} time(s)\n", what.first, what.second, times);
-    out << fmt::format("{} passed, {} failed, {} skipped\n", passed, failed, skipped);
-  }
-  return failed == 0 ? 0 : 1;
+  return report.close();
 }
 
 }  // namespace moesaic::verify

@@ -65,7 +65,7 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
     "patterns.")
       .one_or_list()
       .default_is("[] (none)")
-      .example("[\"moe.*\", \"attn.q\"]");
+      .example("[\"mlp.*\", \"attn.q\"]");
   f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
       .only_default("the offload of activations");
 }
@@ -146,6 +146,13 @@ void LogConfig::describe(Fields<LogConfig>& f) {
       .between(1, kMaxCount)
       .also({"log_interval"});
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");
+  f("trace_steps",
+    &S::trace_steps,
+    "Steps whose ops are written with their times to trace/step-N.rankR.json in the run's folder, "
+    "for "
+    "Perfetto or chrome://tracing. A traced step is slower.")
+      .between(1, kMaxCount)
+      .example("[10, 100]");
 }
 
 void DebugConfig::describe(Fields<DebugConfig>& f) {
@@ -157,6 +164,10 @@ void DebugConfig::describe(Fields<DebugConfig>& f) {
   f("immediate_streams",
     &S::immediate_streams,
     "CPU streams run each operation at once on the calling thread.");
+  f("nvtx",
+    &S::nvtx,
+    "Marks ops, layers and phases as NVTX ranges for a profiler of the CUDA toolkit; needs "
+    "run.device=cuda.");
 }
 
 }  // namespace moesaic::config

@@ -72,12 +72,14 @@ struct CommConfig {
 struct LogConfig {
   std::int64_t interval = 1;
   bool metrics = true;
+  std::vector<std::int64_t> trace_steps;
   static void describe(Fields<LogConfig>& f);
 };
 
 struct DebugConfig {
   std::optional<std::int64_t> inject_nan_step;
   bool immediate_streams = false;
+  bool nvtx = false;
   static void describe(Fields<DebugConfig>& f);
 };
 

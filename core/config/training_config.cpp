@@ -23,7 +23,7 @@ void RunConfig::describe(Fields<RunConfig>& f) {
     "master weights. auto = f32 on cpu, bf16 on cuda.");
   f("deterministic", &S::deterministic, "Two runs of one configuration give the same bits.")
       .only_default("a faster mode without fixed order of sums");
-  f("threads", &S::threads, "CPU threads per rank.").between(1, 1024);
+  f("threads", &S::threads, "CPU threads per rank.").between(1, 256);
   f("max_minutes",
     &S::max_minutes,
     "Time after which the run saves a checkpoint and ends with exit code 75; null = no limit.")
@@ -34,7 +34,7 @@ void RunConfig::describe(Fields<RunConfig>& f) {
 
 void DataConfig::describe(Fields<DataConfig>& f) {
   using S = DataConfig;
-  f("train", &S::train, "Training data: a file or folder, or a list of them.")
+  f("train", &S::train, "Training data: a file, or a list of files.")
       .required()
       .in(Unit::path)
       .one_or_list()

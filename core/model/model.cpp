@@ -8,6 +8,7 @@
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
+#include "kernels/part_scope.h"
 
 namespace moesaic {
 
@@ -192,10 +193,14 @@ Model::MicroBatch Model::make_micro_batch(TensorView slot) const {
 }
 
 void Model::forward(RunContext& context, MicroBatch& batch) {
+  const PartScope forward(context.backend, "forward");
   batch.embed.forward(context);
   DecoderLayer::Bundle bundle{batch.embed.in(x_), {}};
-  for (std::size_t l = 0; l < layers_.size(); ++l)
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    const PartScope part(context.backend, "layer", static_cast<std::int64_t>(l));
     bundle = layers_[l]->forward(context, batch.layers[l], bundle);
+  }
+  const PartScope part(context.backend, "head");
   for (std::size_t i = 0; i < tail_bank_.size(); ++i)
     batch.tail.bind(tail_bank_[i], bundle.bank[i]);
   batch.tail.bind(tail_cur_, bundle.cur);
@@ -253,6 +258,7 @@ void Model::backward_tail(RunContext& context,
 }
 
 void Model::backward(RunContext& context, MicroBatch& batch) {
+  const PartScope backward(context.backend, "backward");
   const Shape shape = batch.embed.in(x_).shape();
   // Deferred weight gradients keep this memory until they are flushed.
   auto mark = std::make_unique<Arena::Mark>(context.transient);
@@ -269,9 +275,13 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
         context.weight_gradients.mode() == WeightGradients::Mode::at_once)
       context.gradients_final(first_storage_[l]);
   };
-  backward_tail(context, batch, dcur, dbank);
+  {
+    const PartScope part(context.backend, "head");
+    backward_tail(context, batch, dcur, dbank);
+  }
   is_final(layers_.size());
   for (std::size_t l = layers_.size(); l-- > 0;) {
+    const PartScope part(context.backend, "layer", static_cast<std::int64_t>(l));
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
     layers_[l]->backward(
         context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));

@@ -9,6 +9,7 @@
 
 #include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
+#include "kernels/part_scope.h"
 
 namespace moesaic {
 namespace {
@@ -311,12 +312,18 @@ StepStats Trainer::step() {
     parts_.model->backward(c, *activations_);
   }
   reduce_over_ranks();
-  parts_.optimizer->clip(backend_->backend(), losses_);
-  parts_.optimizer->update(backend_->backend());
-  parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
-  parts_.optimizer->average(backend_->backend());
-  update_balance(
-      backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
+  {
+    const PartScope part(backend_->backend(), "optimizer");
+    parts_.optimizer->clip(backend_->backend(), losses_);
+    parts_.optimizer->update(backend_->backend());
+    parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
+    parts_.optimizer->average(backend_->backend());
+  }
+  {
+    const PartScope part(backend_->backend(), "balance");
+    update_balance(
+        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
+  }
 
   if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
   StepStats stats;

@@ -72,6 +72,12 @@ TEST_CASE("cli: schema and explain") {
   const Result key = moesaic("explain model.num_experts", "2>/dev/null");
   CHECK(key.code == 0);
   CHECK(contains(key.output, "Routed experts per MoE layer"));
+  for (const char* section : {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
+    const Result r = moesaic(std::string("explain ") + section, "2>&1");
+    INFO(section);
+    CHECK(r.code == 0);
+    CHECK(contains(r.output, section));
+  }
   const Result unknown = moesaic("explain model.num_expert", "2>&1 >/dev/null");
   CHECK(unknown.code == 2);
   CHECK(unknown.output ==
@@ -134,6 +140,16 @@ TEST_CASE("cli: a golden result of another shape fails, though it has as many el
   CHECK(reshaped.code == 1);
   CHECK(contains(reshaped.output, "'out.y' has shape [10, 5], stored is [5, 10]"));
   fs::remove_all(folder);
+}
+
+TEST_CASE("cli: verify wants stored cases or large ones, not both") {
+  for (const std::string arguments : {"", " --large --cases " MOESAIC_SOURCE_DIR "/tests/golden"}) {
+    const Result result = moesaic("verify" + arguments);
+    CHECK(result.code == 2);
+    CHECK(contains(result.output, "--large"));
+  }
+  CHECK(moesaic("verify --large --dtype f16").code == 2);
+  CHECK(moesaic("verify --large --path tiled").code == 2);
 }
 
 TEST_CASE("cli: a negative seed is refused") {
