@@ -86,7 +86,10 @@ Assembly assemble(const config::Config& config, bool for_training, Device device
   check_trainable(config);
   Assembly a;
   a.device = device;
-  a.precision = precision_of(config.run, a.device.kind == Device::Kind::cuda);
+  config::Config types = config;
+  // Nothing updates masters then, and their form in training must not decide where a model can be used.
+  if (!for_training) types.optimizer.master = config::MasterWeights::f32;
+  a.precision = precision_of(types, a.device.kind == Device::Kind::cuda);
   a.params = std::make_unique<ParameterStore>(a.precision);
   a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
   if (for_training) {

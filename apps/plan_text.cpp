@@ -185,9 +185,10 @@ std::string memory(const config::Config& config, const ModelPlan& plan) {
                           config.train.micro_batch_size,
                           grouped(plan.sequence_length)),
               bytes_or_not(plan.activation_bytes)});
-  return fmt::format("Memory, {} compute and {} master weights; bytes per parameter\n",
+  return fmt::format("Memory, {} compute and {} master weights{}; bytes per parameter\n",
                      name(plan.precision.compute),
-                     name(plan.precision.master)) +
+                     name(plan.precision.master),
+                     plan.precision.split_masters ? " (split)" : "") +
          classes.text() + totals.text();
 }
 

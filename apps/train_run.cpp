@@ -61,7 +61,7 @@ void TrainRun::prepare() {
     const auto before = cuda::device_memory(device);
     memory_before_ = before.total - before.free;
     memory_plan_ =
-        plan_memory(config(), device, precision_of(config().run, true), documents, host_.size());
+        plan_memory(config(), device, precision_of(config(), true), documents, host_.size());
     check_memory();
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));

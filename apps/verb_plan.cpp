@@ -49,7 +49,7 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
   return plan_memory(config,
                      wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                     precision_of(config.run, wants_cuda),
+                     precision_of(config, wants_cuda),
                      {&documents, 1},
                      static_cast<int>(config.parallel.dp.value_or(1)));
 }

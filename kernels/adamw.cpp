@@ -1,5 +1,7 @@
 #include "kernels/ops/adamw.h"
 
+#include "kernels/checks.h"
+
 namespace moesaic {
 namespace {
 
@@ -14,22 +16,25 @@ void check_next_to_master(const ConstTensorView& view,
 }  // namespace
 
 void AdamW::check() const {
-  MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32,
-                "master weights are f64 or f32");
-  check_shape(m, w.shape(), "m");
-  check_dtype(m, w.dtype(), "m");
-  check_shape(v, w.shape(), "v");
-  check_dtype(v, w.dtype(), "v");
-  check_next_to_master(dw, w, "dw");
-  if (!w_compute.empty()) check_next_to_master(w_compute, w, "w_compute");
-  check_step_scalars(scalars, w.dtype());
+  const DType master = master_dtype();
+  if (is_split()) check_split_master(w, w_compute, remainder);
+  MOESAIC_CHECK(master == DType::f64 || master == DType::f32, "master weights are f64 or f32");
+  check_shape(m, shaped().shape(), "m");
+  check_dtype(m, master, "m");
+  check_shape(v, m.shape(), "v");
+  check_dtype(v, master, "v");
+  check_next_to_master(dw, m, "dw");
+  if (!w_compute.empty()) check_next_to_master(w_compute, m, "w_compute");
+  check_step_scalars(scalars, master);
   MOESAIC_CHECK(0 <= beta1 && beta1 < 1 && 0 <= beta2 && beta2 < 1, "betas must be in [0, 1)");
 }
 
 OpCost AdamW::cost() const {
-  const std::size_t copy_bytes = w_compute.empty() ? 0 : w_compute.bytes();
-  return {16.0 * static_cast<double>(w.numel()),
-          static_cast<double>(2 * (w.bytes() + m.bytes() + v.bytes()) + dw.bytes() + copy_bytes)};
+  // A split master is read and written too.
+  const double state =
+      total_bytes({m, v}) + (is_split() ? total_bytes({w_compute, remainder}) : total_bytes({w}));
+  const double copy = is_split() ? 0.0 : total_bytes({w_compute});
+  return {16.0 * static_cast<double>(m.numel()), 2 * state + total_bytes({dw}) + copy};
 }
 
 }  // namespace moesaic

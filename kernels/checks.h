@@ -28,6 +28,16 @@ inline void check_scalar(const ConstTensorView& view, DType compute, const char*
                 std::string(what) + " must be given and hold one element");
   check_dtype(view, acc_dtype(compute), what);
 }
+/// (weight, remainder) as a master, in place of one that is not given (core/base/split_float.h).
+inline void check_split_master(const ConstTensorView& master,
+                               const ConstTensorView& weight,
+                               const ConstTensorView& remainder) {
+  MOESAIC_CHECK(master.empty() && !weight.empty(),
+                "a split master is the compute weight and the remainder, and no third tensor");
+  check_dtype(weight, DType::bf16, "the weight of a split master");
+  check_dtype(remainder, DType::u16, "remainder");
+  check_shape(remainder, weight.shape(), "remainder");
+}
 inline double total_bytes(std::initializer_list<ConstTensorView> views) {
   double sum = 0;
   for (const auto& v : views)

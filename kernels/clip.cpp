@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "kernels/checks.h"
+
 namespace moesaic {
 
 void SumOfSquares::check() const {
@@ -31,13 +33,18 @@ OpCost ClipFactor::cost() const {
 }
 
 void MovingAverage::check() const {
-  MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32, "w must be f64 or f32");
+  if (remainder.empty()) {
+    MOESAIC_CHECK(w.dtype() == DType::f64 || w.dtype() == DType::f32, "w must be f64 or f32");
+    check_dtype(average, w.dtype(), "average");
+  } else {
+    check_split_master({}, w, remainder);
+    check_dtype(average, DType::f32, "average");
+  }
   check_shape(average, w.shape(), "average");
-  check_dtype(average, w.dtype(), "average");
-  if (!scalars.empty()) check_step_scalars(scalars, w.dtype());
+  if (!scalars.empty()) check_step_scalars(scalars, average.dtype());
 }
 OpCost MovingAverage::cost() const {
-  return {3.0 * static_cast<double>(w.numel()), 3.0 * static_cast<double>(w.bytes())};
+  return {3.0 * static_cast<double>(w.numel()), 3.0 * static_cast<double>(average.bytes())};
 }
 
 }  // namespace moesaic

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "kernels/checks.h"
+
 namespace moesaic {
 namespace {
 
@@ -65,21 +67,26 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 }
 
 void MuonUpdate::check() const {
-  check_matrices(w, "w");
-  check_shape(momentum, w.shape(), "momentum");
-  check_dtype(momentum, w.dtype(), "momentum");
-  check_narrow(dw, w, "dw");
-  if (!w_compute.empty()) check_narrow(w_compute, w, "w_compute");
-  check_step_scalars(scalars, w.dtype());
+  check_matrices(momentum, "momentum");
+  if (is_split()) {
+    check_split_master(w, w_compute, remainder);
+    check_dtype(momentum, DType::f32, "momentum");
+  } else {
+    check_like(w, momentum, "w");
+  }
+  check_narrow(dw, momentum, "dw");
+  if (!w_compute.empty()) check_narrow(w_compute, momentum, "w_compute");
+  check_step_scalars(scalars, master_dtype());
   check_blocks(blocks, rows());
   MOESAIC_CHECK(num_iterations >= 0, "negative number of iterations");
-  MOESAIC_CHECK(!bf16_products || w.dtype() == DType::f32, "bf16 products need an f32 master");
+  MOESAIC_CHECK(!bf16_products || master_dtype() == DType::f32, "bf16 products need an f32 master");
 }
 
 OpCost MuonUpdate::cost() const {
-  return {
-      iteration_flops(batch(), rows(), cols(), blocks, num_iterations),
-      2.0 * static_cast<double>(w.bytes() + momentum.bytes()) + static_cast<double>(dw.bytes())};
+  return {iteration_flops(batch(), rows(), cols(), blocks, num_iterations),
+          2.0 * (total_bytes({momentum}) +
+                 (is_split() ? total_bytes({w_compute, remainder}) : total_bytes({w}))) +
+              total_bytes({dw})};
 }
 
 void NewtonSchulz::check() const {

@@ -1,5 +1,7 @@
 #include "kernels/ops/qk_clip.h"
 
+#include "kernels/checks.h"
+
 namespace moesaic {
 
 void QkClip::check() const {
@@ -8,9 +10,13 @@ void QkClip::check() const {
                 "widths must not be negative and tau must be positive");
   const std::int64_t heads = max_logit.dim(0);
   const auto is_real = [](DType t) { return t == DType::f32 || t == DType::f64; };
-  MOESAIC_CHECK(
-      is_real(max_logit.dtype()) && is_real(q_weight.dtype()) && is_real(kv_b_weight.dtype()),
-      "QK-clip works on f32 or f64");
+  MOESAIC_CHECK(is_real(max_logit.dtype()), "logits are f32 or f64");
+  const auto check_master = [&](const TensorView& weight, const TensorView& remainder) {
+    if (!remainder.empty()) return check_split_master({}, weight, remainder);
+    MOESAIC_CHECK(is_real(weight.dtype()), "QK-clip works on f32 or f64");
+  };
+  check_master(q_weight, q_remainder);
+  check_master(kv_b_weight, kv_b_remainder);
   MOESAIC_CHECK(q_weight.rank() == 2 && kv_b_weight.rank() == 2, "weights must be matrices");
   check_shape(q_weight, {heads * (dn + dr), q_weight.dim(1)}, "q_weight");
   check_shape(kv_b_weight, {heads * (dn + dv), kv_b_weight.dim(1)}, "kv_b_weight");
@@ -26,7 +32,7 @@ void QkClip::check() const {
 
 OpCost QkClip::cost() const {
   return {static_cast<double>(q_weight.numel() + kv_b_weight.numel()),
-          2.0 * static_cast<double>(q_weight.bytes() + kv_b_weight.bytes())};
+          2.0 * total_bytes({q_weight, kv_b_weight, q_remainder, kv_b_remainder})};
 }
 
 }  // namespace moesaic

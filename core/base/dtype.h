@@ -9,7 +9,7 @@
 
 namespace moesaic {
 
-enum class DType : std::uint8_t { f64, f32, bf16, f16, e4m3, e5m2, i64, i32, u8 };
+enum class DType : std::uint8_t { f64, f32, bf16, f16, e4m3, e5m2, i64, i32, u8, u16 };
 
 std::size_t byte_size(DType dtype) noexcept;
 const char* name(DType dtype) noexcept;
@@ -48,6 +48,8 @@ template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<std::uint16_t> = DType::u16;
 
 /// The type in which sums over elements of T are formed: f64 for f64, else f32. Statistics and parameter gradients next
 /// to activations of type T always have this type.
@@ -96,6 +98,8 @@ struct Precision {
       DType::f32;  ///< norms' statistics, log-sum-exp, router, decay gates, states, scalars
   DType grad = DType::f32;    ///< parameter gradients
   DType master = DType::f32;  ///< master weights and optimizer moments
+  /// Masters of bf16 weights are kept as the weight and 16 more bits (core/base/split_float.h); with f32 masters only.
+  bool split_masters = false;
   bool operator==(const Precision&) const = default;
 };
 constexpr Precision kF64{DType::f64, DType::f64, DType::f64, DType::f64};

@@ -14,6 +14,7 @@ std::size_t byte_size(DType dtype) noexcept {
       return 4;
     case DType::bf16:
     case DType::f16:
+    case DType::u16:
       return 2;
     case DType::e4m3:
     case DType::e5m2:
@@ -43,6 +44,8 @@ const char* name(DType dtype) noexcept {
       return "i32";
     case DType::u8:
       return "u8";
+    case DType::u16:
+      return "u16";
   }
   return "?";
 }

@@ -66,7 +66,7 @@ void write_folder(const fs::path& folder,
   std::set<std::string_view> names;
   for (const auto& t : tensors) {
     MOESAIC_CHECK(names.insert(t.name).second, "two tensors named " + t.name);
-    largest = std::max(largest, t.view.bytes());
+    largest = std::max(largest, t.bytes());
   }
   Staging staging(stream, std::min(largest, kStagingBytes));
   for (const auto& file : plan_files(tensors, max_file_bytes))

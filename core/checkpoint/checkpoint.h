@@ -17,6 +17,12 @@ namespace moesaic {
 struct StateTensor {
   std::string name;
   TensorView view;  ///< on the run's device
+  /// u16, like `view`, which then is bf16: the two are an f32 tensor (core/base/split_float.h), and files hold that.
+  TensorView remainder = {};
+
+  /// What files hold.
+  DType dtype() const { return remainder.empty() ? view.dtype() : DType::f32; }
+  std::size_t bytes() const { return view.bytes() + (remainder.empty() ? 0 : remainder.bytes()); }
 };
 
 /// Everything a run continues from: tensors, and named values (step, data position, counters;

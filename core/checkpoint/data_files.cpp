@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include <fmt/format.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/split_float.h"
 #include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/safetensors_header.h"
 
@@ -33,12 +35,12 @@ void cut_kind(const std::vector<const StateTensor*>& tensors,
   std::vector<PlannedFile> parts;
   std::uint64_t used = 0;
   for (const auto* t : tensors) {
-    if (parts.empty() || used + t->view.bytes() > max_bytes) {
+    if (parts.empty() || used + t->bytes() > max_bytes) {
       parts.emplace_back();
       used = 0;
     }
     parts.back().tensors.push_back(t);
-    used += t->view.bytes();
+    used += t->bytes();
   }
   for (std::size_t i = 0; i < parts.size(); ++i) {
     parts[i].name = parts.size() == 1
@@ -46,10 +48,18 @@ void cut_kind(const std::vector<const StateTensor*>& tensors,
                         : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, parts.size());
     std::stable_sort(
         parts[i].tensors.begin(), parts[i].tensors.end(), [](const auto* a, const auto* b) {
-          return byte_size(a->view.dtype()) > byte_size(b->view.dtype());
+          return byte_size(a->dtype()) > byte_size(b->dtype());
         });
     files.push_back(std::move(parts[i]));
   }
+}
+
+constexpr std::size_t kPieceUnit = 8;
+
+void check_split(const StateTensor& t) {
+  check_dtype(t.view, DType::bf16, t.name.c_str());
+  check_dtype(t.remainder, DType::u16, t.name.c_str());
+  check_shape(t.remainder, t.view.shape(), t.name.c_str());
 }
 
 TensorView as_bytes(std::byte* data, std::size_t bytes, Device device) {
@@ -68,9 +78,10 @@ std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::u
   return files;
 }
 
+// A piece of a split tensor takes 4 bytes of the buffer per number for what files hold, and another 4 for its two parts.
 Staging::Staging(Stream& stream, std::size_t bytes)
     : stream_(stream),
-      buffer_(std::max<std::size_t>(bytes, 1),
+      buffer_((std::max<std::size_t>(bytes, 1) + kPieceUnit - 1) / kPieceUnit * kPieceUnit,
               stream.device(),
               "checkpoint staging",
               stream.device().kind == Device::Kind::cuda ? MemoryKind::pinned_host
@@ -78,24 +89,77 @@ Staging::Staging(Stream& stream, std::size_t bytes)
   MOESAIC_CHECK(stream.mode() != Stream::Mode::dry, "a dry stream copies nothing");
 }
 
-void Staging::read(const ConstTensorView& from,
+void Staging::download(const ConstTensorView& from,
+                       std::size_t at,
+                       std::byte* to,
+                       std::size_t bytes) {
+  const ConstTensorView piece(
+      from.data() + at, DType::u8, Shape{static_cast<std::int64_t>(bytes)}, from.device());
+  copy_tensor(as_bytes(to, bytes, kCpu), piece, stream_);
+}
+
+void Staging::upload(const TensorView& to,
+                     std::size_t at,
+                     const std::byte* from,
+                     std::size_t bytes) {
+  const ConstTensorView piece(from, DType::u8, Shape{static_cast<std::int64_t>(bytes)});
+  copy_tensor(as_bytes(to.data() + at, bytes, to.device()), piece, stream_);
+}
+
+void Staging::read(const StateTensor& from,
                    const std::function<void(const std::byte*, std::size_t)>& sink) {
-  for (std::size_t at = 0; at < from.bytes(); at += buffer_.bytes()) {
-    const std::size_t n = std::min(buffer_.bytes(), from.bytes() - at);
-    const ConstTensorView piece(
-        from.data() + at, DType::u8, Shape{static_cast<std::int64_t>(n)}, from.device());
-    copy_tensor(as_bytes(buffer_.data(), n, kCpu), piece, stream_);
+  if (!from.remainder.empty()) return read_split(from, sink);
+  for (std::size_t at = 0; at < from.view.bytes(); at += buffer_.bytes()) {
+    const std::size_t n = std::min(buffer_.bytes(), from.view.bytes() - at);
+    download(from.view, at, buffer_.data(), n);
     stream_.synchronize();
     sink(buffer_.data(), n);
   }
 }
 
-void Staging::write(const TensorView& to, const std::byte* from) {
-  for (std::size_t at = 0; at < to.bytes(); at += buffer_.bytes()) {
-    const std::size_t n = std::min(buffer_.bytes(), to.bytes() - at);
+void Staging::write(const StateTensor& to, const std::byte* from) {
+  if (!to.remainder.empty()) return write_split(to, from);
+  for (std::size_t at = 0; at < to.view.bytes(); at += buffer_.bytes()) {
+    const std::size_t n = std::min(buffer_.bytes(), to.view.bytes() - at);
     std::copy_n(from + at, n, buffer_.data());
-    copy_tensor(
-        as_bytes(to.data() + at, n, to.device()), as_bytes(buffer_.data(), n, kCpu), stream_);
+    upload(to.view, at, buffer_.data(), n);
+    stream_.synchronize();
+  }
+}
+
+void Staging::read_split(const StateTensor& from,
+                         const std::function<void(const std::byte*, std::size_t)>& sink) {
+  check_split(from);
+  const auto total = static_cast<std::size_t>(from.view.numel()),
+             most = buffer_.bytes() / kPieceUnit;
+  auto* joined = reinterpret_cast<float*>(buffer_.data());
+  auto* weights = reinterpret_cast<bf16*>(joined + most);
+  auto* remainders = reinterpret_cast<std::uint16_t*>(weights + most);
+  for (std::size_t at = 0; at < total; at += most) {
+    const std::size_t n = std::min(most, total - at);
+    download(from.view, at * 2, reinterpret_cast<std::byte*>(weights), n * 2);
+    download(from.remainder, at * 2, reinterpret_cast<std::byte*>(remainders), n * 2);
+    stream_.synchronize();
+    for (std::size_t i = 0; i < n; ++i)
+      joined[i] = join_float(weights[i], remainders[i]);
+    sink(buffer_.data(), n * sizeof(float));
+  }
+}
+
+void Staging::write_split(const StateTensor& to, const std::byte* from) {
+  check_split(to);
+  const auto total = static_cast<std::size_t>(to.view.numel()), most = buffer_.bytes() / kPieceUnit;
+  auto* weights = reinterpret_cast<bf16*>(buffer_.data());
+  auto* remainders = reinterpret_cast<std::uint16_t*>(weights + most);
+  for (std::size_t at = 0; at < total; at += most) {
+    const std::size_t n = std::min(most, total - at);
+    for (std::size_t i = 0; i < n; ++i) {
+      float value = 0;  // files align nothing
+      std::memcpy(&value, from + (at + i) * sizeof(float), sizeof(float));
+      split_float(value, weights[i], remainders[i]);
+    }
+    upload(to.view, at * 2, reinterpret_cast<std::byte*>(weights), n * 2);
+    upload(to.remainder, at * 2, reinterpret_cast<std::byte*>(remainders), n * 2);
     stream_.synchronize();
   }
 }
@@ -107,7 +171,7 @@ void write_data_file(const std::filesystem::path& folder,
   const auto path = folder / file.name;
   std::vector<StoredTensor> entries;
   for (const auto* t : file.tensors)
-    entries.push_back({t->name, t->view.dtype(), t->view.shape()});
+    entries.push_back({t->name, t->dtype(), t->view.shape()});
   safetensors::place(entries);
   // Readers of published checkpoints expect the entry "format".
   const std::string header = safetensors::header_text(entries, {{"format", "pt"}}, path.string());
@@ -116,7 +180,7 @@ void write_data_file(const std::filesystem::path& folder,
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto& e = entries[i];
     std::uint32_t crc = 0;
-    staging.read(file.tensors[i]->view, [&](const std::byte* data, std::size_t bytes) {
+    staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
       out.write(data, bytes);
     });

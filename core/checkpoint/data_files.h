@@ -29,13 +29,20 @@ std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::u
 /// on a CUDA run). Each call waits for the stream.
 class Staging {
  public:
-  /// A buffer for pieces of at most `bytes` bytes.
+  /// A buffer for pieces of at most `bytes` bytes (rounded up to whole numbers).
   Staging(Stream& stream, std::size_t bytes);
-  void read(const ConstTensorView& from,
+  /// The bytes that files hold of a tensor: split ones go through as f32.
+  void read(const StateTensor& from,
             const std::function<void(const std::byte*, std::size_t)>& sink);
-  void write(const TensorView& to, const std::byte* from);
+  void write(const StateTensor& to, const std::byte* from);
 
  private:
+  void download(const ConstTensorView& from, std::size_t at, std::byte* to, std::size_t bytes);
+  void upload(const TensorView& to, std::size_t at, const std::byte* from, std::size_t bytes);
+  void read_split(const StateTensor& from,
+                  const std::function<void(const std::byte*, std::size_t)>& sink);
+  void write_split(const StateTensor& to, const std::byte* from);
+
   Stream& stream_;
   Buffer buffer_;
 };

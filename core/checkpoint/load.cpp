@@ -38,17 +38,17 @@ std::vector<std::string> differences(const Manifest& manifest, const Wanted& wan
     }
     found.insert(t.name);
     const auto& view = w->second->view;
-    if (view.dtype() != t.dtype || view.shape() != t.shape) {
+    if (w->second->dtype() != t.dtype || view.shape() != t.shape) {
       problems.push_back(fmt::format("different: '{}' is {}, expected {}",
                                      t.name,
                                      kind(t.dtype, t.shape),
-                                     kind(view.dtype(), view.shape())));
+                                     kind(w->second->dtype(), view.shape())));
     }
   }
   for (const auto& [tensor, w] : wanted) {
     if (!found.contains(tensor))
-      problems.push_back(fmt::format(
-          "missing: '{}', expected {}", tensor, kind(w->view.dtype(), w->view.shape())));
+      problems.push_back(
+          fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->view.shape())));
   }
   return problems;
 }
@@ -122,7 +122,7 @@ StateValues load_checkpoint(const fs::path& checkpoint,
   std::size_t largest = 0;
   for (const auto& t : tensors) {
     MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
-    largest = std::max(largest, t.view.bytes());
+    largest = std::max(largest, t.bytes());
   }
   require_same(checkpoint, manifest, wanted, strict);
   Staging staging(stream, std::min(largest, kStagingBytes));
@@ -136,7 +136,7 @@ StateValues load_checkpoint(const fs::path& checkpoint,
     check_bytes(mapped, path, manifest.files[i], in_file);
     for (const auto* t : in_file) {
       if (const auto w = wanted.find(t->name); w != wanted.end())
-        staging.write(w->second->view, mapped.data() + t->offset);
+        staging.write(*w->second, mapped.data() + t->offset);
     }
   }
   return manifest.values;

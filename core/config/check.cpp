@@ -371,6 +371,12 @@ class Checker {
               steps,
               steps - optimizer.warmup_steps));
     }
+    const bool wide = config_.run.precision == PrecisionChoice::f32 ||
+                      config_.run.precision == PrecisionChoice::f64;
+    if (optimizer.master == MasterWeights::split && wide)
+      add({"optimizer.master", "run.precision"},
+          fmt::format("found split; weights of precision {} are their own masters; allowed: f32",
+                      name_of(config_.run.precision)));
     if (optimizer.qk_clip_tau && full_attention_layers() == 0 && !has_mtp())
       add({"optimizer.qk_clip_tau", "model.linear_attn_config"},
           "there is no full-attention layer that it could act on; remove the key");

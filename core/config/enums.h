@@ -91,6 +91,12 @@ constexpr std::array<std::string_view, 2> names_of(Untouched) {
   return {"decay", "skip"};
 }
 
+/// How masters of bf16 weights are kept.
+enum class MasterWeights { f32, split };
+constexpr std::array<std::string_view, 2> names_of(MasterWeights) {
+  return {"f32", "split"};
+}
+
 enum class PipelineSchedule { one_f_one_b, interleaved, zero_bubble };
 constexpr std::array<std::string_view, 3> names_of(PipelineSchedule) {
   return {"1f1b", "interleaved", "zero_bubble"};

@@ -190,6 +190,12 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
     &S::untouched,
     "Experts without a token in a step: decay = momentum and weight decay act as usual, skip = "
     "weights and state stay.");
+  f("master",
+    &S::master,
+    "Masters of bf16 weights: f32 = a copy of 4 bytes beside the weight; split = the bf16 weight "
+    "and 2 bytes that complete it to the same f32 number. Updates are the same; weights half-way "
+    "between two bf16 numbers are rounded away from zero instead of to even. Needs run.precision "
+    "bf16. Checkpoints are the same, so a run may change this when it continues.");
 }
 
 }  // namespace moesaic::config

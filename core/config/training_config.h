@@ -86,6 +86,7 @@ struct OptimizerConfig {
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
   Untouched untouched = Untouched::decay;
+  MasterWeights master = MasterWeights::f32;
   static void describe(Fields<OptimizerConfig>& f);
 };
 

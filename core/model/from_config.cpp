@@ -183,8 +183,10 @@ std::vector<config::Finding> recompute_findings(Model& model,
   return all;
 }
 
-Precision precision_of(const config::RunConfig& run, bool on_gpu) {
-  switch (run.precision) {
+namespace {
+
+Precision types_of(config::PrecisionChoice choice, bool on_gpu) {
+  switch (choice) {
     case config::PrecisionChoice::automatic:
       return on_gpu ? kBf16 : kF32;
     case config::PrecisionChoice::f64:
@@ -195,6 +197,24 @@ Precision precision_of(const config::RunConfig& run, bool on_gpu) {
       return kBf16;
   }
   return kF32;
+}
+
+}  // namespace
+
+Precision precision_of(const config::Config& config, bool on_gpu) {
+  Precision precision = types_of(config.run.precision, on_gpu);
+  precision.split_masters = config.optimizer.master == config::MasterWeights::split;
+  if (precision.split_masters && precision.compute != DType::bf16) {
+    throw UsageError(
+        fmt::format("optimizer.master: split needs weights in bf16, and this run computes in {}{}; "
+                    "set run.precision: bf16, or "
+                    "optimizer.master: f32",
+                    name(precision.compute),
+                    config.run.precision == config::PrecisionChoice::automatic
+                        ? " (run.precision: auto without a GPU)"
+                        : ""));
+  }
+  return precision;
 }
 
 namespace {

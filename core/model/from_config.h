@@ -23,8 +23,9 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
 std::vector<config::Finding> recompute_findings(Model& model,
                                                 const config::ActivationsConfig& activations);
 
-/// run.precision; `auto` is bf16 on a GPU and f32 on a CPU.
-Precision precision_of(const config::RunConfig& run, bool on_gpu);
+/// run.precision and optimizer.master; `auto` is bf16 on a GPU and f32 on a CPU. Throws UsageError when masters should be
+/// split and the model does not compute in bf16.
+Precision precision_of(const config::Config& config, bool on_gpu);
 
 /// Whether a phase does not train a parameter: its declared name (with the "{}" of a family)
 /// matches a freeze pattern, or the indexer warms up beside dense attention and the parameter is

@@ -183,7 +183,7 @@ class Bytes {
     c.optimizer = !is_trained ? "frozen" : muon ? "Muon" : "AdamW";
     c.stored_as = spec.stored_as == StoredAs::compute ? p.compute : p.stats;
     c.weight = size(c.stored_as);
-    c.master = c.stored_as == p.master ? 0 : size(p.master);
+    c.master = c.stored_as == p.master ? 0 : p.split_masters ? size(DType::u16) : size(p.master);
     if (!is_trained) return c;
     c.gradient = size(p.grad);
     c.state = (muon ? 1 : 2) * size(p.master);  // momentum, or two moments
@@ -274,7 +274,7 @@ std::vector<config::PhaseConfig> phases_of(const config::TrainConfig& train) {
 
 ModelPlan make_plan(const config::Config& config) {
   ModelPlan plan;
-  plan.precision = precision_of(config.run, config.run.device != config::DeviceChoice::cpu);
+  plan.precision = precision_of(config, config.run.device != config::DeviceChoice::cpu);
   plan.sequence_length = config.data.sequence_length;
   plan.micro_batch_tokens = times(config.train.micro_batch_size, plan.sequence_length);
   const ModelOptions options = model_options(config.model, config.train);

@@ -126,8 +126,18 @@ std::int64_t ParameterStore::gradients_begin(StorageId first) const {
   return grads_.numel();
 }
 
+// Beside the weight.
+std::size_t ParameterStore::extra_master_bytes(const Storage& storage) const {
+  if (storage.dtype == precision_.master) return 0;
+  return byte_size(precision_.split_masters ? DType::u16 : precision_.master) *
+         static_cast<std::size_t>(storage.shape.numel());
+}
+
 void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   MOESAIC_CHECK(!sealed_, "sealed twice");
+  MOESAIC_CHECK(!precision_.split_masters ||
+                    (precision_.compute == DType::bf16 && precision_.master == DType::f32),
+                "only f32 masters of bf16 weights can be split");
   MOESAIC_CHECK(ever_trained.empty() || ever_trained.size() == params_.size(),
                 "one flag per parameter");
   device_ = device;
@@ -139,9 +149,7 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   std::int64_t grad_elements = 0;
   for (const auto& s : storages_) {
     weight_bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
-    if (s.dtype != precision_.master)
-      master_bytes +=
-          aligned(byte_size(precision_.master) * static_cast<std::size_t>(s.shape.numel()));
+    master_bytes += aligned(extra_master_bytes(s));
     slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
     int trained = 0;
     for (const ParamId p : s.params)
@@ -168,12 +176,14 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     const auto n = static_cast<std::size_t>(s.shape.numel());
     s.weight = weight_memory_.view(s.shape, s.dtype, w);
     w += aligned(byte_size(s.dtype) * n);
-    if (s.dtype != precision_.master) {
-      s.master = master_memory_.view(s.shape, precision_.master, m);
-      m += aligned(byte_size(precision_.master) * n);
-    } else {
+    if (s.dtype == precision_.master) {
       s.master = s.weight;
+    } else if (precision_.split_masters) {
+      s.remainder = master_memory_.view(s.shape, DType::u16, m);
+    } else {
+      s.master = master_memory_.view(s.shape, precision_.master, m);
     }
+    m += aligned(extra_master_bytes(s));
     if (!s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].trained) {
       s.grad = grad_memory_.view(s.shape, precision_.grad, g);
       g += byte_size(precision_.grad) * aligned(n);
@@ -210,6 +220,7 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
       run(backend,
           InitialValues{.y = weight(id, e),
                         .copy = masters_are_weights(id) ? TensorView() : master(id, e),
+                        .remainder = remainder(id, e),
                         .kind = spec.init.kind,
                         .a = spec.init.a,
                         .b = spec.init.b,
@@ -280,6 +291,9 @@ TensorView ParameterStore::weight(ParamId id, std::int64_t member) const {
 }
 TensorView ParameterStore::master(ParamId id, std::int64_t member) const {
   return box(at(storage_of(id)).master, id, member);
+}
+TensorView ParameterStore::remainder(ParamId id, std::int64_t member) const {
+  return box(at(storage_of(id)).remainder, id, member);
 }
 TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
   return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);

@@ -162,15 +162,18 @@ class ParameterStore {
   std::span<const ParamId> params_of(StorageId id) const { return at(id).params; }
   TensorView storage_weight(StorageId id) const { return at(id).weight; }
   TensorView storage_master(StorageId id) const { return at(id).master; }
+  TensorView storage_remainder(StorageId id) const { return at(id).remainder; }
 
   // --- the logical side; member 0 for single tensors
   std::span<const ParameterSpec> params() const noexcept { return params_; }
   std::span<const BufferSpec> buffers() const noexcept { return buffers_; }
   std::string member_name(ParamId id, std::int64_t member) const;
   /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the master that
-  /// the optimizer updates (the same memory when the types agree), the gradient.
+  /// the optimizer updates (the same memory when the types agree), the gradient. A split master is weight and remainder
+  /// (u16) together, and master() is empty; otherwise remainder() is.
   TensorView weight(ParamId id, std::int64_t member) const;
   TensorView master(ParamId id, std::int64_t member) const;
+  TensorView remainder(ParamId id, std::int64_t member) const;
   TensorView gradient(ParamId id, std::int64_t member) const;
   /// The same part of any memory with the layout of the whole storage (optimizer state).
   TensorView part_of(const TensorView& storage, ParamId id, std::int64_t member) const {
@@ -194,7 +197,7 @@ class ParameterStore {
   /// Where the gradients of storages from `first` on begin in all_grads(), in elements.
   std::int64_t gradients_begin(StorageId first) const;
   void zero_grads(Stream& stream) const;
-  /// Rounds masters into the weights that kernels read (a no-op where they are the same memory).
+  /// Whether master and weight are the same memory.
   bool masters_are_weights(ParamId id) const;
   const Precision& precision() const noexcept { return precision_; }
   Device device() const noexcept { return device_; }
@@ -206,7 +209,7 @@ class ParameterStore {
     std::int64_t members = 0, rows = 0, cols = 0;
     StoredAs stored_as = StoredAs::compute;
     DType dtype = DType::f32;
-    TensorView weight, master, grad, slots;
+    TensorView weight, master, remainder, grad, slots;
     std::vector<ParamId> params;
   };
   struct Place {
@@ -214,6 +217,7 @@ class ParameterStore {
     std::int64_t first_row = 0;
     bool frozen = false, trained = true;
   };
+  std::size_t extra_master_bytes(const Storage& storage) const;
   TensorView box(const TensorView& whole, ParamId id, std::int64_t member) const;
   Storage& at(StorageId id) { return storages_[static_cast<std::size_t>(id.index)]; }
   const Storage& at(StorageId id) const { return storages_[static_cast<std::size_t>(id.index)]; }

@@ -95,7 +95,7 @@ void Optimizer::allocate_state(DType master) {
       for (const ParamId id : ids)
         MOESAIC_CHECK(entry(id).trained == first.trained && entry(id).muon == first.muon,
                       "the parameters of a storage are optimised alike");
-      const std::int64_t n = params_.storage_master(storage_id(s)).numel();
+      const std::int64_t n = params_.storage_weight(storage_id(s)).numel();
       if (first.trained && first.muon) take(states_[s].momentum, n);
       if (first.trained && !first.muon) {
         take(states_[s].m, n);
@@ -228,15 +228,15 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
   // All members and all parameters of each: matrices of one shape, one after the other.
   const std::int64_t matrices = members_of(spec) * static_cast<std::int64_t>(ids.size());
   const State& state = state_of(first);
-  const TensorView master = params_.storage_master(id);
-  const Shape flat{master.numel()};
+  const Shape flat{params_.storage_weight(id).numel()};
   const Shape shape = e.muon ? Shape{matrices, spec.shape[0], spec.shape[1]} : flat;
   update_tensors(
       backend,
       e,
-      {.master = master.reshaped(shape),
+      {.master = reshaped(params_.storage_master(id), shape),
        .compute = params_.masters_are_weights(first) ? TensorView()
                                                      : params_.storage_weight(id).reshaped(shape),
+       .remainder = reshaped(params_.storage_remainder(id), shape),
        .gradient = params_.grad(id).reshaped(shape),
        .m = reshaped(state.m, shape),
        .v = reshaped(state.v, shape),
@@ -281,6 +281,7 @@ void Optimizer::update_one(Backend& backend,
       entry(id),
       {.master = params_.master(id, member),
        .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
+       .remainder = params_.remainder(id, member),
        .gradient = params_.gradient(id, member),
        .m = params_.part_of(state.m, id, member),
        .v = params_.part_of(state.v, id, member),
@@ -305,6 +306,7 @@ void Optimizer::update_tensors(Backend& backend,
         MuonUpdate{.w = t.master,
                    .momentum = t.momentum,
                    .w_compute = t.compute,
+                   .remainder = t.remainder,
                    .dw = t.gradient,
                    .scalars = scalars,
                    .blocks = blocks,
@@ -321,6 +323,7 @@ void Optimizer::update_tensors(Backend& backend,
             .m = t.m,
             .v = t.v,
             .w_compute = t.compute,
+            .remainder = t.remainder,
             .dw = t.gradient,
             .scalars = scalars,
             .lr_scale = e.lr_scale,
@@ -339,26 +342,37 @@ void Optimizer::average(Backend& backend) {
   if (!options_.ema_decay) return;
   for (std::size_t s = 0; s < states_.size(); ++s) {
     if (states_[s].average.empty()) continue;
+    const StorageId id = storage_id(s);
+    const Shape& shape = states_[s].average.shape();
+    const TensorView remainder = params_.storage_remainder(id);
+    const TensorView w =
+        remainder.empty() ? params_.storage_master(id) : params_.storage_weight(id);
     // The first average is the weight itself.
     run(backend,
-        MovingAverage{
-            .average = states_[s].average,
-            .w = params_.storage_master(storage_id(s)).reshaped(states_[s].average.shape()),
-            .scalars = scalars(),
-            .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
+        MovingAverage{.average = states_[s].average,
+                      .w = w.reshaped(shape),
+                      .remainder = reshaped(remainder, shape),
+                      .scalars = scalars(),
+                      .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
   }
 }
 
 void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers) {
   if (!options_.qk_clip_tau) return;
+  const auto is_split = [&](ParamId id) { return !params_.remainder(id, 0).empty(); };
   for (MlaAttention* layer : layers) {
     const ParamId q = params_.find(layer->query_matrix()),
                   kv = params_.find(layer->key_value_matrix());
     if (params_.frozen(q) || params_.frozen(kv)) continue;  // a frozen weight keeps its bits
     const auto& o = layer->options();
+    const auto master = [&](ParamId id) {
+      return is_split(id) ? params_.weight(id, 0) : params_.master(id, 0);
+    };
     run(backend,
-        QkClip{.q_weight = params_.master(q, 0),
-               .kv_b_weight = params_.master(kv, 0),
+        QkClip{.q_weight = master(q),
+               .kv_b_weight = master(kv),
+               .q_remainder = params_.remainder(q, 0),
+               .kv_b_remainder = params_.remainder(kv, 0),
                .max_logit = params_.buffer(layer->max_logit()),
                .skip = step_scalar(scalars(), StepScalar::skip),
                .dn = o.qk_nope_dim,
@@ -366,7 +380,7 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
                .dv = o.v_dim,
                .tau = *options_.qk_clip_tau});
     for (const ParamId id : {q, kv}) {
-      if (!params_.masters_are_weights(id))
+      if (!params_.masters_are_weights(id) && !is_split(id))
         run(backend, Cast{.y = params_.weight(id, 0), .x = params_.master(id, 0)});
     }
   }

@@ -100,7 +100,7 @@ class Optimizer {
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
   struct Tensors {
-    TensorView master, compute, gradient, m, v, momentum;
+    TensorView master, compute, remainder, gradient, m, v, momentum;
   };
   void update_tensors(Backend& backend,
                       const Entry& entry,

@@ -127,7 +127,7 @@ class Trainer {
 
 /// Weights (masters), persistent buffers and optimizer state under their checkpoint names.
 std::vector<StateTensor> weight_tensors(const ParameterStore& params);
-/// After masters were loaded: rounds them into the weights that kernels read.
+/// After masters were loaded: rounds them into the weights that kernels read (split ones were loaded as both).
 void refresh_weights(const ParameterStore& params, Backend& backend);
 
 }  // namespace moesaic

@@ -13,8 +13,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e)
-      all.push_back({params.member_name(id, e), params.master(id, e)});
+    for (std::int64_t e = 0; e < members; ++e) {
+      const TensorView remainder = params.remainder(id, e);
+      all.push_back({params.member_name(id, e),
+                     remainder.empty() ? params.master(id, e) : params.weight(id, e),
+                     remainder});
+    }
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
     const BufferSpec& spec = params.buffers()[i];
@@ -28,7 +32,7 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
 void refresh_weights(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.masters_are_weights(id)) continue;
+    if (params.masters_are_weights(id) || !params.remainder(id, 0).empty()) continue;
     const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
     for (std::int64_t e = 0; e < members; ++e)
       run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});

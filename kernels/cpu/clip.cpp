@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/split_master.h"
 #include "kernels/cpu/stats.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -62,14 +63,29 @@ void clip_factor(const ClipFactor& op) {
 template <class A>
 void average(ThreadPool& pool, const MovingAverage& op) {
   if (!op.scalars.empty() && op.scalars.as<A>()[index_of(StepScalar::skip)] != A(0)) return;
-  const A* w = op.w.as<A>();
   A* mean = op.average.as<A>();
   const auto keep = static_cast<A>(op.decay);
   const auto take = static_cast<A>(1.0 - op.decay);
-  pool.parallel_for(op.w.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
+  // Both forms of a master go through one loop, so that they have the same bits.
+  const auto move = [keep, take](A* to, const A* w, std::int64_t n) {
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i)
-      mean[i] = keep * mean[i] + take * w[i];
+    for (std::int64_t i = 0; i < n; ++i)
+      to[i] = keep * to[i] + take * w[i];
+  };
+  if constexpr (std::is_same_v<A, float>) {
+    if (!op.remainder.empty()) {
+      const auto* weight = op.w.as<bf16>();
+      const auto* remainder = op.remainder.as<std::uint16_t>();
+      return pool.parallel_for(op.w.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
+        cpu::for_joined(weight, remainder, begin, end, [&](std::int64_t at, float* w, auto n) {
+          move(mean + at, w, n);
+        });
+      });
+    }
+  }
+  const A* w = op.w.as<A>();
+  pool.parallel_for(op.w.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
+    move(mean + begin, w + begin, end - begin);
   });
 }
 
@@ -93,7 +109,7 @@ void launch(CpuContext& context, const ClipFactor& op) {
 
 void launch(CpuContext& context, const MovingAverage& op) {
   context.stream.enqueue([op, &pool = context.pool] {
-    cpu::dispatch_stats(op.w.dtype(), [&]<class A>(TypeTag<A>) { average<A>(pool, op); });
+    cpu::dispatch_stats(op.average.dtype(), [&]<class A>(TypeTag<A>) { average<A>(pool, op); });
   });
 }
 

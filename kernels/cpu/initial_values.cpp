@@ -3,6 +3,7 @@
 // Promised by core/base/random_math.h.
 #pragma GCC optimize("fp-contract=off")
 
+#include "core/base/split_float.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/initial_value.h"
 
@@ -32,7 +33,12 @@ void launch(CpuContext& context, const InitialValues& op) {
       for (std::int64_t i = begin; i < end; ++i) {
         const double value =
             random_math::initial_value(op.kind, op.a, op.b, op.key, static_cast<std::uint64_t>(i));
-        store(op.y, i, value);
+        if (op.remainder.empty()) {
+          store(op.y, i, value);
+        } else {
+          split_float(
+              static_cast<float>(value), op.y.as<bf16>()[i], op.remainder.as<std::uint16_t>()[i]);
+        }
         if (!op.copy.empty()) store(op.copy, i, value);
       }
     });

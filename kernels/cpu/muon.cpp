@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/split_float.h"
 #include "kernels/cpu/newton_schulz.h"
 #include "kernels/cpu/stats.h"
 #include "kernels/cpu/thread_pool.h"
@@ -120,12 +121,29 @@ void for_rows(const Block& b, std::int64_t begin, std::int64_t end, F&& f) {
   }
 }
 
-template <class A, class G, class C>
+template <class A>
+struct WholeMaster {
+  A* w;
+  explicit WholeMaster(const MuonUpdate& op) : w(op.w.as<A>()) {}
+  A get(std::int64_t i) const { return w[i]; }
+  void set(std::int64_t i, A value) const { w[i] = value; }
+};
+struct SplitMaster {
+  bf16* weight;
+  std::uint16_t* remainder;
+  explicit SplitMaster(const MuonUpdate& op)
+      : weight(op.w_compute.as<bf16>()), remainder(op.remainder.as<std::uint16_t>()) {}
+  float get(std::int64_t i) const { return join_float(weight[i], remainder[i]); }
+  void set(std::int64_t i, float value) const { split_float(value, weight[i], remainder[i]); }
+};
+
+// The fused multiply-add of the weight is written out: both forms of a master get the same bits.
+template <class A, class G, class C, class Master = WholeMaster<A>>
 struct Update {
   const MuonUpdate& op;
-  A* w = op.w.as<A>();
+  Master master{op};
   A* momentum = op.momentum.as<A>();
-  C* compute = op.w_compute.as<C>();
+  C* compute = op.is_split() ? nullptr : op.w_compute.as<C>();
   const G* dw = op.dw.as<G>();
   double lr = 0, decay = 0;
   A clip = 1;
@@ -154,13 +172,13 @@ struct Update {
     const auto keep = static_cast<A>(decay);
     loop(b.rows, [&](std::int64_t begin, std::int64_t end) {
       for_rows(b, begin, end, [&](std::int64_t i, std::int64_t wide) {
-        w[i] = keep * w[i] - step * direction[wide];
+        master.set(i, std::fma(-step, direction[wide], keep * master.get(i)));
       });
       if (compute == nullptr) return;
       const std::int64_t from = b.first + begin * b.cols, to = b.first + end * b.cols;
 #pragma omp simd
       for (std::int64_t i = from; i < to; ++i)
-        compute[i] = C(w[i]);
+        compute[i] = C(master.get(i));
     });
   }
 };
@@ -171,13 +189,18 @@ void update(ThreadPool& pool,
             const std::vector<Block>& blocks,
             const Workspace& ws) {
   if (op.scalars.as<A>()[index_of(StepScalar::skip)] != A(0)) return;
-  const auto with_types = [&]<class G, class C>(TypeTag<G>, TypeTag<C>) {
-    const Update<A, G, C> u(op);
+  const auto run_all = [&](const auto& u) {
     for_each_block(pool, blocks, [&](const Block& b, const MatrixLoop& loop, std::int64_t slot) {
       u.run(b, loop, ws, slot);
     });
   };
+  const auto with_types = [&]<class G, class C>(TypeTag<G>, TypeTag<C>) {
+    run_all(Update<A, G, C>(op));
+  };
   const auto with_gradient = [&]<class G>(TypeTag<G> g) {
+    if constexpr (std::is_same_v<A, float>) {
+      if (op.is_split()) return run_all(Update<float, G, bf16, SplitMaster>(op));
+    }
     if (!op.w_compute.empty() && op.w_compute.dtype() == DType::bf16)
       return with_types(g, TypeTag<bf16>{});
     with_types(g, TypeTag<A>{});
@@ -209,9 +232,9 @@ void orthogonalise(ThreadPool& pool,
 void launch(CpuContext& context, const MuonUpdate& op) {
   const Arena::Mark mark(context.scratch);
   const auto blocks = list_blocks(op.batch(), op.rows(), op.cols(), op.blocks);
-  const Workspace ws = take_workspace(context.scratch, blocks, op.w.dtype());
+  const Workspace ws = take_workspace(context.scratch, blocks, op.master_dtype());
   context.stream.enqueue([op, blocks, ws, &pool = context.pool] {
-    cpu::dispatch_stats(op.w.dtype(),
+    cpu::dispatch_stats(op.master_dtype(),
                         [&]<class A>(TypeTag<A>) { update<A>(pool, op, blocks, ws); });
   });
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/cpu/split_master.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moesaic {
@@ -18,7 +19,19 @@ double scalar(const ConstTensorView& v, std::int64_t i = 0) {
   }
 }
 
-void scale_rows(TensorView weight, std::int64_t begin, std::int64_t end, double factor) {
+void scale_rows(
+    TensorView weight, TensorView remainder, std::int64_t begin, std::int64_t end, double factor) {
+  if (!remainder.empty()) {
+    cpu::update_split(weight.as<bf16>(),
+                      remainder.as<std::uint16_t>(),
+                      begin * weight.dim(1),
+                      end * weight.dim(1),
+                      [&](std::int64_t, float* w, std::int64_t n) {
+                        for (std::int64_t i = 0; i < n; ++i)
+                          w[i] *= static_cast<float>(factor);
+                      });
+    return;
+  }
   dispatch_float(weight.dtype(), [&]<class W>(TypeTag<W>) {
     W* w = weight.as<W>();
     for (std::int64_t i = begin * weight.dim(1); i < end * weight.dim(1); ++i)
@@ -37,9 +50,9 @@ void clip_head(const QkClip& op, std::int64_t h, bool skipped) {
   }
   if (gamma == 1.0) return;
   const std::int64_t q = h * (op.dn + op.dr), k = h * (op.dn + op.dv);
-  scale_rows(op.q_weight, q, q + op.dn, std::sqrt(gamma));
-  scale_rows(op.q_weight, q + op.dn, q + op.dn + op.dr, gamma);
-  scale_rows(op.kv_b_weight, k, k + op.dn, std::sqrt(gamma));
+  scale_rows(op.q_weight, op.q_remainder, q, q + op.dn, std::sqrt(gamma));
+  scale_rows(op.q_weight, op.q_remainder, q + op.dn, q + op.dn + op.dr, gamma);
+  scale_rows(op.kv_b_weight, op.kv_b_remainder, k, k + op.dn, std::sqrt(gamma));
 }
 
 }  // namespace

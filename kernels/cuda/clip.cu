@@ -1,5 +1,6 @@
 // Norms of gradients, in f64: one partial sum per 4096 elements, then a block per sum adds its partials; orders are fixed.
 #include "kernels/cuda/map.cuh"
+#include "kernels/cuda/split_master.cuh"
 #include "kernels/ops/clip.h"
 
 namespace moesaic {
@@ -86,20 +87,39 @@ __global__ void __launch_bounds__(kManyThreads) clip_factor_kernel(
   factor = limit == 0 ? A(1) : static_cast<A>(min(1.0, limit / (norm + 1e-6)));
 }
 
+// The weights that are averaged: whole, or split.
 template <class A>
+struct WholeWeights {
+  const A* w;
+  template <int N>
+  __device__ __forceinline__ Vec<A, N> at(std::int64_t i) const {
+    return load<N>(w + i);
+  }
+};
+struct SplitWeights {
+  const __nv_bfloat16* weight;
+  const std::uint16_t* remainder;
+  template <int N>
+  __device__ __forceinline__ Vec<float, N> at(std::int64_t i) const {
+    return load_joined<N>(weight + i, remainder + i);
+  }
+};
+
+// The fused multiply-add is written out: both get the same bits.
+template <class A, class Weights>
 struct AverageAt {
   A* average;
-  const A* w;
+  Weights w;
   const A* scalars;
   A keep, take;
   template <int N>
   __device__ __forceinline__ void at(std::int64_t i) const {
     if (scalars != nullptr && scalars[index_of(StepScalar::skip)] != A(0)) return;
     auto v = load<N>(average + i);
-    const auto x = load<N>(w + i);
+    const auto x = w.template at<N>(i);
 #pragma unroll
     for (int j = 0; j < N; ++j)
-      v.v[j] = keep * v.v[j] + take * x.v[j];
+      v.v[j] = fma(take, x.v[j], keep * v.v[j]);
     store<N>(average + i, v);
   }
 };
@@ -148,17 +168,23 @@ void launch(CudaContext& context, const ClipFactor& op) {
 
 void launch(CudaContext& context, const MovingAverage& op) {
   if (is_dry(context) || op.w.numel() == 0) return;
-  dispatch_stats(op.w.dtype(), [&]<class A>(TypeTag<A>) {
+  const auto average = [&]<class A, class Weights>(TypeTag<A>, const Weights& weights) {
     map<kWide<A>>(context,
                   "kernel moving_average",
                   op.w.numel(),
-                  {op.average.data(), op.w.data()},
-                  AverageAt<A>{op.average.as<A>(),
-                               op.w.as<A>(),
-                               op.scalars.as<A>(),
-                               static_cast<A>(op.decay),
-                               static_cast<A>(1.0 - op.decay)});
-  });
+                  {op.average.data(), op.w.data(), op.remainder.data()},
+                  AverageAt<A, Weights>{op.average.as<A>(),
+                                        weights,
+                                        op.scalars.as<A>(),
+                                        static_cast<A>(op.decay),
+                                        static_cast<A>(1.0 - op.decay)});
+  };
+  if (!op.remainder.empty()) {
+    return average(TypeTag<float>{},
+                   SplitWeights{device_data<bf16>(op.w), op.remainder.as<std::uint16_t>()});
+  }
+  dispatch_stats(op.w.dtype(),
+                 [&]<class A>(TypeTag<A> type) { average(type, WholeWeights<A>{op.w.as<A>()}); });
 }
 
 }  // namespace moesaic

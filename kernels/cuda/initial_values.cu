@@ -1,6 +1,7 @@
 // Compiled without fused multiply-adds (CMakeLists.txt), as core/base/random_math.h wants it.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/split_master.cuh"
 #include "kernels/initial_value.h"
 
 namespace moesaic {
@@ -36,6 +37,20 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Y* __restrict__ y,
   }
 }
 
+__global__ void __launch_bounds__(kThreads) draw_split_kernel(__nv_bfloat16* __restrict__ y,
+                                                              std::uint16_t* __restrict__ remainder,
+                                                              std::int64_t n,
+                                                              InitialKind kind,
+                                                              double a,
+                                                              double b,
+                                                              std::uint64_t key) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
+    const double value = random_math::initial_value(kind, a, b, key, static_cast<std::uint64_t>(i));
+    split_master(static_cast<float>(value), y[i], remainder[i]);
+  }
+}
+
 }  // namespace
 
 void launch(CudaContext& context, const InitialValues& op) {
@@ -43,6 +58,17 @@ void launch(CudaContext& context, const InitialValues& op) {
   if (is_dry(context) || n == 0) return;
   const auto stream = native_stream(context);
   const unsigned blocks = grid_for(context, (n + kThreads - 1) / kThreads);
+  if (!op.remainder.empty()) {
+    draw_split_kernel<<<blocks, kThreads, 0, stream>>>(
+        reinterpret_cast<__nv_bfloat16*>(op.y.as<bf16>()),
+        op.remainder.as<std::uint16_t>(),
+        n,
+        op.kind,
+        op.a,
+        op.b,
+        op.key);
+    return check_launch("initial_values");
+  }
   dispatch_float(op.y.dtype(), [&]<class Y>(TypeTag<Y>) {
     const DType other = op.copy.empty() ? op.y.dtype() : op.copy.dtype();
     dispatch_float(other, [&]<class C>(TypeTag<C>) {

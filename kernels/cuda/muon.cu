@@ -9,6 +9,7 @@
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/cuda/split_master.cuh"
 #include "kernels/ops/muon.h"
 
 namespace moesaic {
@@ -149,18 +150,37 @@ __global__ void __launch_bounds__(kTile* kTileRows)
   });
 }
 
+// An f32 or f64 master with or without a compute copy, and one that is split.
 template <class A, class C>
+struct WholeMaster {
+  A* w;
+  C* compute;
+  __device__ A get(std::int64_t at) const { return w[at]; }
+  __device__ void set(std::int64_t at, A v) const {
+    w[at] = v;
+    if (compute != nullptr) compute[at] = round_to<C>(v);
+  }
+};
+struct SplitMaster {
+  __nv_bfloat16* weight;
+  std::uint16_t* remainder;
+  __device__ float get(std::int64_t at) const { return join_master(weight[at], remainder[at]); }
+  __device__ void set(std::int64_t at, float v) const {
+    split_master(v, weight[at], remainder[at]);
+  }
+};
+
+// The fused multiply-add is written out: both forms of a master get the same bits.
+template <class A, class Master>
 __global__ void __launch_bounds__(kTile* kTileRows)
-    apply_kernel(A* w, C* compute, const A* x, Run run, std::int64_t first, Step<A> step) {
+    apply_kernel(Master master, const A* x, Run run, std::int64_t first, Step<A> step) {
   if (step.skips()) return;
   const double lr = step.slot(StepScalar::learning_rate) * step.lr_scale;
   const auto keep =
       static_cast<A>(1.0 - lr * step.weight_decay * step.slot(StepScalar::weight_decay_scale));
   const auto length = static_cast<A>(lr * 0.2 * sqrt(static_cast<double>(max(run.rows, run.cols))));
   from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, A direction) {
-    const A v = keep * w[at] - length * direction;
-    w[at] = v;
-    if (compute != nullptr) compute[at] = round_to<C>(v);
+    master.set(at, fma(-length, direction, keep * master.get(at)));
   });
 }
 
@@ -200,8 +220,8 @@ void for_each_group(
   report_path(context, op, path);
 }
 
-template <class A, class G, class C>
-void update(CudaContext& context, const MuonUpdate& op) {
+template <class A, class G, class Master>
+void update(CudaContext& context, const MuonUpdate& op, const Master& master) {
   const Step<A> step{.scalars = op.scalars.as<A>(),
                      .lr_scale = op.lr_scale,
                      .weight_decay = op.weight_decay,
@@ -210,7 +230,7 @@ void update(CudaContext& context, const MuonUpdate& op) {
   for_each_group(
       context,
       op,
-      op.w.dtype(),
+      op.master_dtype(),
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
         momentum_kernel<A, device_t<G>><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
@@ -223,14 +243,24 @@ void update(CudaContext& context, const MuonUpdate& op) {
       },
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
-        apply_kernel<A, device_t<C>><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
-            op.w.as<A>(),
-            reinterpret_cast<device_t<C>*>(op.w_compute.as<C>()),
-            x.as<A>(),
-            run,
-            first,
-            step);
+        apply_kernel<<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
+            master, static_cast<const A*>(x.as<A>()), run, first, step);
       });
+}
+
+template <class A, class G, class C>
+void update_whole(CudaContext& context, const MuonUpdate& op) {
+  update<A, G>(context,
+               op,
+               WholeMaster<A, device_t<C>>{op.w.as<A>(),
+                                           reinterpret_cast<device_t<C>*>(op.w_compute.as<C>())});
+}
+template <class G>
+void update_split(CudaContext& context, const MuonUpdate& op) {
+  update<float, G>(context,
+                   op,
+                   SplitMaster{reinterpret_cast<__nv_bfloat16*>(op.w_compute.as<bf16>()),
+                               op.remainder.as<std::uint16_t>()});
 }
 
 template <class A>
@@ -254,14 +284,18 @@ void orthogonalise(CudaContext& context, const NewtonSchulz& op) {
 }  // namespace
 
 void launch(CudaContext& context, const MuonUpdate& op) {
-  if (op.w.numel() == 0) return;
-  if (op.w.dtype() == DType::f64) return update<double, double, double>(context, op);
+  if (op.momentum.numel() == 0) return;
+  if (op.is_split()) {
+    return op.dw.dtype() == DType::bf16 ? update_split<bf16>(context, op)
+                                        : update_split<float>(context, op);
+  }
+  if (op.w.dtype() == DType::f64) return update_whole<double, double, double>(context, op);
   const bool narrow = !op.w_compute.empty() && op.w_compute.dtype() == DType::bf16;
   if (op.dw.dtype() == DType::bf16)
-    return narrow ? update<float, bf16, bf16>(context, op)
-                  : update<float, bf16, float>(context, op);
-  return narrow ? update<float, float, bf16>(context, op)
-                : update<float, float, float>(context, op);
+    return narrow ? update_whole<float, bf16, bf16>(context, op)
+                  : update_whole<float, bf16, float>(context, op);
+  return narrow ? update_whole<float, float, bf16>(context, op)
+                : update_whole<float, float, float>(context, op);
 }
 
 void launch(CudaContext& context, const NewtonSchulz& op) {

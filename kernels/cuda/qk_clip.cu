@@ -1,3 +1,4 @@
+#include "kernels/cuda/split_master.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/ops/qk_clip.h"
 
@@ -29,9 +30,37 @@ struct Rule {
   }
 };
 
+// A master as it is stored.
+template <class W>
+struct WholeMaster {
+  using Real = W;
+  W* w;
+  template <int N>
+  __device__ __forceinline__ void scale(std::int64_t at, W factor) const {
+    auto v = load<N>(w + at);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      v.v[i] *= factor;
+    store<N>(w + at, v);
+  }
+};
+struct SplitMaster {
+  using Real = float;
+  __nv_bfloat16* weight;
+  std::uint16_t* remainder;
+  template <int N>
+  __device__ __forceinline__ void scale(std::int64_t at, float factor) const {
+    auto v = load_joined<N>(weight + at, remainder + at);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      v.v[i] *= factor;
+    store_split<N>(weight + at, remainder + at, v);
+  }
+};
+
 // The rows of a head: the first `rooted` ones are scaled by sqrt(gamma), the next `full` ones by gamma, the rest stay.
-template <class W, int N>
-__global__ void __launch_bounds__(kThreads) scale_kernel(W* weight,
+template <class Master, int N>
+__global__ void __launch_bounds__(kThreads) scale_kernel(Master master,
                                                          Rule rule,
                                                          std::int64_t rows,
                                                          std::int64_t columns,
@@ -43,14 +72,9 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(W* weight,
     if (in_head >= rooted + full) continue;
     const double gamma = rule.gamma(row / per_head);
     if (gamma == 1.0) continue;
-    const auto factor = static_cast<W>(in_head < rooted ? sqrt(gamma) : gamma);
-    for (std::int64_t c = std::int64_t{threadIdx.x} * N; c < columns; c += kThreads * N) {
-      auto v = load<N>(weight + row * columns + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        v.v[i] *= factor;
-      store<N>(weight + row * columns + c, v);
-    }
+    const auto factor = static_cast<typename Master::Real>(in_head < rooted ? sqrt(gamma) : gamma);
+    for (std::int64_t c = std::int64_t{threadIdx.x} * N; c < columns; c += kThreads * N)
+      master.template scale<N>(row * columns + c, factor);
   }
 }
 
@@ -70,19 +94,28 @@ void dispatch_real(DType dtype, F&& f) {
 
 void scale(const CudaContext& context,
            const TensorView& weight,
+           const TensorView& remainder,
            const Rule& rule,
            std::int64_t per_head,
            std::int64_t rooted,
            std::int64_t full) {
   if (weight.numel() == 0) return;
-  dispatch_real(weight.dtype(), [&]<class W>(TypeTag<W>) {
-    with_vector<kWide<W>>(
-        weight.dim(1), {weight.data()}, [&]<int N>(std::integral_constant<int, N>) {
-          scale_kernel<W, N>
+  const auto enqueue = [&]<class Master>(const Master& master) {
+    with_vector<kWide<typename Master::Real>>(
+        weight.dim(1),
+        {weight.data(), remainder.data()},
+        [&]<int N>(std::integral_constant<int, N>) {
+          scale_kernel<Master, N>
               <<<grid_for(context, weight.dim(0)), kThreads, 0, native_stream(context)>>>(
-                  weight.as<W>(), rule, weight.dim(0), weight.dim(1), per_head, rooted, full);
+                  master, rule, weight.dim(0), weight.dim(1), per_head, rooted, full);
         });
-  });
+  };
+  if (remainder.empty()) {
+    dispatch_real(weight.dtype(),
+                  [&]<class W>(TypeTag<W>) { enqueue(WholeMaster<W>{weight.as<W>()}); });
+  } else {
+    enqueue(SplitMaster{device_data<bf16>(weight), remainder.as<std::uint16_t>()});
+  }
   check_launch("kernel qk_clip");
 }
 
@@ -93,8 +126,8 @@ void launch(CudaContext& context, const QkClip& op) {
   if (is_dry(context) || heads == 0) return;
   const Rule rule{
       {op.max_logit.data(), op.max_logit.dtype()}, {op.skip.data(), op.skip.dtype()}, op.tau};
-  scale(context, op.q_weight, rule, op.dn + op.dr, op.dn, op.dr);
-  scale(context, op.kv_b_weight, rule, op.dn + op.dv, op.dn, 0);
+  scale(context, op.q_weight, op.q_remainder, rule, op.dn + op.dr, op.dn, op.dr);
+  scale(context, op.kv_b_weight, op.kv_b_remainder, rule, op.dn + op.dv, op.dn, 0);
   if (op.gamma.empty()) return;
   dispatch_real(op.gamma.dtype(), [&]<class G>(TypeTag<G>) {
     gamma_kernel<<<grid_for(context, (heads + kThreads - 1) / kThreads),

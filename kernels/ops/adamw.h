@@ -15,6 +15,8 @@ namespace moesaic {
 ///   w, m, v     any one shape, f64 | f32 (the master dtype, also the type of the arithmetic);
 ///   updated in place dw          the same shape; master dtype, or bf16 next to f32; read only
 ///   w_compute   the same shape; master dtype, or bf16 next to f32; empty = none wanted
+///   remainder   the same shape, u16, or empty. When given, the f32 master is the pair (w_compute, remainder) of
+///   core/base/split_float.h, updated in place: w is empty and w_compute, bf16, is required
 ///   scalars     [kNumStepScalars], master dtype
 ///
 /// With skip != 0 nothing is written, whatever dw holds. No two tensors overlap. Elementwise, so
@@ -23,10 +25,11 @@ namespace moesaic {
 /// root); SPEC section 7.1.
 struct AdamW {
   static constexpr const char* kName = "adamw";
-  TensorView w;
+  TensorView w = {};
   TensorView m;
   TensorView v;
   TensorView w_compute = {};
+  TensorView remainder = {};
   ConstTensorView dw;
   ConstTensorView scalars;
   double lr_scale = 1;
@@ -35,6 +38,10 @@ struct AdamW {
   double beta2 = 0.95;
   double eps = 1e-8;
 
+  bool is_split() const { return !remainder.empty(); }
+  /// A tensor with the shape of the master, and the master's type.
+  const TensorView& shaped() const { return is_split() ? w_compute : w; }
+  DType master_dtype() const { return is_split() ? DType::f32 : w.dtype(); }
   void check() const;
   OpCost cost() const;
 };

@@ -41,12 +41,16 @@ struct ClipFactor {
 
 /// average <- decay average + (1 - decay) w; with skip != 0 in `scalars` nothing is written.
 ///
-///   average, w  one shape and type, f64 | f32;  scalars [kNumStepScalars], master dtype, empty =
+///   average, w  one shape and type, f64 | f32
+///   remainder   the same shape, u16, or empty. When given, w is bf16 and the two are an f32 tensor
+///   (core/base/split_float.h)
+///   scalars [kNumStepScalars], master dtype, empty =
 ///   never skip
 struct MovingAverage {
   static constexpr const char* kName = "moving_average";
   TensorView average;
   ConstTensorView w;
+  ConstTensorView remainder = {};
   ConstTensorView scalars;
   double decay = 0.999;
 

@@ -16,11 +16,14 @@ enum class InitialKind : std::uint8_t {
 
 /// y[i] = a random number that depends on (kind, a, b, key, i) alone, drawn in f64 by integer and exact operations and
 /// rounded to the type of y (f64 | f32 | bf16, the last by way of f32): the same bits on every backend, in any layout.
-/// `copy`, optional, of the same shape, gets the same numbers in its own type.
+/// `copy`, optional, of the same shape, gets the same numbers in its own type. `remainder`, optional, u16 of the same
+/// shape next to a y of bf16: the two get the numbers as f32 (core/base/split_float.h), and
+/// there is no copy.
 struct InitialValues {
   static constexpr const char* kName = "initial_values";
   TensorView y{};
   TensorView copy{};
+  TensorView remainder{};
   InitialKind kind = InitialKind::normal;
   double a = 1.0;
   double b = 0.0;

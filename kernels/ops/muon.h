@@ -33,6 +33,8 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 ///                updated in place
 ///   dw           the same shape; master dtype, or bf16 next to f32; read only
 ///   w_compute    the same shape; master dtype, or bf16 next to f32; empty = none wanted
+///   remainder    the same shape, u16, or empty. When given, the f32 master is the pair (w_compute, remainder) of
+///   core/base/split_float.h, updated in place: w is empty and w_compute, bf16, is required
 ///   scalars      [kNumStepScalars], master dtype
 ///   blocks       row ranges that follow each other and cover all rows, each orthogonalised on its
 ///   own (per head);
@@ -46,9 +48,10 @@ std::vector<RowBlock> head_row_blocks(std::int64_t num_heads,
 /// and 7.3.
 struct MuonUpdate {
   static constexpr const char* kName = "muon_update";
-  TensorView w;
+  TensorView w = {};
   TensorView momentum;
-  TensorView w_compute;
+  TensorView w_compute = {};
+  TensorView remainder = {};
   ConstTensorView dw;
   ConstTensorView scalars;
   std::vector<RowBlock> blocks;
@@ -59,9 +62,11 @@ struct MuonUpdate {
   int num_iterations = 5;
   bool bf16_products = false;  ///< allows the iteration in bf16; f32 masters only
 
-  std::int64_t batch() const { return w.rank() == 3 ? w.dim(0) : 1; }
-  std::int64_t rows() const { return w.dim(w.rank() - 2); }
-  std::int64_t cols() const { return w.dim(w.rank() - 1); }
+  bool is_split() const { return !remainder.empty(); }
+  DType master_dtype() const { return momentum.dtype(); }
+  std::int64_t batch() const { return momentum.rank() == 3 ? momentum.dim(0) : 1; }
+  std::int64_t rows() const { return momentum.dim(momentum.rank() - 2); }
+  std::int64_t cols() const { return momentum.dim(momentum.rank() - 1); }
   void check() const;
   OpCost cost() const;
 };

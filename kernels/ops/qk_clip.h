@@ -11,6 +11,8 @@ namespace moesaic {
 ///
 ///   q_weight    [H (dn+dr), in]   f64 | f32: q_b_proj or q_proj
 ///   kv_b_weight [H (dn+dv), ckv]  f64 | f32
+///   q_remainder, kv_b_remainder   u16, optional, like the weight that each belongs to, which then is bf16: together an
+///   f32 master (core/base/split_float.h)
 ///   max_logit   [H]               f64 | f32; the maximum over the global batch
 ///   gamma       [H]               optional, type of max_logit: the factors used (1 = not clipped),
 ///   for the log skip        one element, i32 | f32 | f64, optional: not zero = leave the weights
@@ -21,6 +23,8 @@ struct QkClip {
   static constexpr const char* kName = "qk_clip";
   TensorView q_weight;
   TensorView kv_b_weight;
+  TensorView q_remainder = {};
+  TensorView kv_b_remainder = {};
   TensorView gamma;
   ConstTensorView max_logit;
   ConstTensorView skip;

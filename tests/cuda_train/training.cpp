@@ -161,6 +161,41 @@ TEST_CASE("checkpoints cross over between CPU and GPU", "[cuda]") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("split masters on a GPU: trained like f32 masters, and saved as such", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  for (std::size_t v = 0; v < variants().size(); ++v) {
+    INFO("variant " << v);
+    const auto overrides = with(variants()[v], "run.precision=bf16");
+    const auto whole = run_on(kCuda, overrides),
+               split = run_on(kCuda, with(overrides, "optimizer.master=split"));
+    CHECK(differences(split->snapshot(), whole->snapshot()).empty());
+    for (int k = 0; k < kSteps; ++k) {
+      const StepStats a = whole->step(), b = split->step();
+      INFO("step " << k + 1);
+      check_close(b.loss, a.loss, 2e-2, "loss");
+    }
+    const std::filesystem::path folder =
+        std::filesystem::temp_directory_path() / ("moesaic_split_" + std::to_string(getpid()));
+    save_checkpoint(folder,
+                    kSteps,
+                    split->trainer->state(),
+                    split->trainer->values(),
+                    "",
+                    0,
+                    0,
+                    split->trainer->stream());
+    for (const Device device : {kCpu, kCuda}) {
+      const auto other = run_on(device, overrides);
+      other->trainer->load_values(load_checkpoint(latest_checkpoint(folder)->path,
+                                                  other->trainer->state(),
+                                                  true,
+                                                  other->trainer->stream()));
+      CHECK(differences(other->snapshot(), split->snapshot()).empty());
+    }
+    std::filesystem::remove_all(folder);
+  }
+}
+
 TEST_CASE("a step that is not finite changes nothing on a GPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   for (const auto& variant : variants()) {

@@ -130,6 +130,11 @@ TEST_CASE("plan: bytes per parameter by precision and optimizer") {
   CHECK(bytes({"run.precision=bf16"}, "Muon", DType::bf16) == 14);
   CHECK(bytes({"run.precision=bf16", "optimizer.name=adamw"}, "AdamW", DType::bf16) == 18);
   CHECK(bytes({"run.precision=bf16"}, "AdamW", DType::f32) == 16);
+  CHECK(bytes({"run.precision=bf16", "optimizer.master=split"}, "Muon", DType::bf16) == 12);
+  CHECK(bytes({"run.precision=bf16", "optimizer.master=split", "optimizer.name=adamw"},
+              "AdamW",
+              DType::bf16) == 16);
+  CHECK(bytes({"run.precision=bf16", "optimizer.master=split"}, "AdamW", DType::f32) == 16);
   CHECK(bytes({"run.precision=f32"}, "Muon", DType::f32) == 12);
   CHECK(bytes({"run.precision=f64"}, "AdamW", DType::f64) == 32);
   CHECK(bytes({"run.precision=f32", "optimizer.ema_decay=0.999"}, "Muon", DType::f32) == 16);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/base/random.h"
+#include "core/base/split_float.h"
 #include "core/config/load.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
@@ -116,7 +117,7 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
 
 Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
     : config(c) {
-  params = std::make_unique<ParameterStore>(precision_of(config.run, device != kCpu));
+  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu));
   model = std::make_unique<Model>(*params, model_options(config.model, config.train));
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
@@ -143,6 +144,25 @@ std::vector<StepStats> Run::steps(int n) {
   return all;
 }
 
+// A split master as f32.
+void Run::join(const StateTensor& t, std::vector<std::byte>& bytes) {
+  const auto n = static_cast<std::size_t>(t.view.numel());
+  std::vector<bf16> weight(n);
+  std::vector<std::uint16_t> remainder(n);
+  copy_tensor(TensorView(reinterpret_cast<std::byte*>(weight.data()), DType::bf16, t.view.shape()),
+              t.view,
+              trainer->stream());
+  copy_tensor(
+      TensorView(reinterpret_cast<std::byte*>(remainder.data()), DType::u16, t.view.shape()),
+      t.remainder,
+      trainer->stream());
+  trainer->stream().synchronize();
+  for (std::size_t i = 0; i < n; ++i) {
+    const float value = join_float(weight[i], remainder[i]);
+    std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
+  }
+}
+
 Snapshot Run::snapshot() {
   trainer->stream().synchronize();
   Snapshot all;
@@ -150,19 +170,25 @@ Snapshot Run::snapshot() {
     MOESAIC_CHECK(all.count(t.name) == 0,
                   t.name + " appears twice");  // ranks are threads: no assertions of the test here
     std::vector<std::byte>& bytes = all[t.name];
-    bytes.resize(t.view.bytes());
-    copy_tensor(
-        TensorView(bytes.data(), t.view.dtype(), t.view.shape()), t.view, trainer->stream());
+    bytes.resize(t.bytes());
+    if (t.remainder.empty()) {
+      copy_tensor(
+          TensorView(bytes.data(), t.view.dtype(), t.view.shape()), t.view, trainer->stream());
+    } else {
+      join(t, bytes);
+    }
   }
   trainer->stream().synchronize();
   return all;
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
-  for (const StateTensor& t : trainer->state())
+  for (const StateTensor& t : trainer->state()) {
+    MOESAIC_CHECK(t.remainder.empty(), "split masters are restored from checkpoints");
     copy_tensor(t.view,
                 ConstTensorView(tensors.at(t.name).data(), t.view.dtype(), t.view.shape()),
                 trainer->stream());
+  }
   trainer->stream().synchronize();
   trainer->load_values(values);
 }

@@ -17,7 +17,7 @@ namespace moesaic::test {
 /// The configuration with `overrides` ("a.b=c"); its text file lies in a temporary folder of the process.
 config::Config hybrid_config(const std::vector<std::string>& overrides = {});
 
-/// Bytes of every persistent tensor by name.
+/// Bytes of every persistent tensor by name, as checkpoints hold them.
 using Snapshot = std::map<std::string, std::vector<std::byte>>;
 
 class Run {
@@ -38,6 +38,9 @@ class Run {
   std::unique_ptr<Model> model;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Trainer> trainer;
+
+ private:
+  void join(const StateTensor& tensor, std::vector<std::byte>& bytes);
 };
 
 /// What a job of `ranks` ranks leaves behind: statistics of every step, and the state of every rank.
