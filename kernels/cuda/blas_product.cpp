@@ -31,14 +31,18 @@ cudaDataType_t data_type(DType dtype) {
   }
 }
 
-Layout make_layout(
-    DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t batch, std::int64_t stride) {
+Layout make_layout(DType dtype,
+                   std::int64_t rows,
+                   std::int64_t cols,
+                   std::int64_t pitch,
+                   std::int64_t batch,
+                   std::int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
   MOESAIC_BLAS_CALL(cublasLtMatrixLayoutCreate(&layout,
                                                data_type(dtype),
                                                static_cast<std::uint64_t>(cols),
                                                static_cast<std::uint64_t>(rows),
-                                               cols));
+                                               pitch > 0 ? pitch : cols));
   Layout owner(layout);
   const auto set = [layout](cublasLtMatrixLayoutAttribute_t attribute, auto value) {
     MOESAIC_BLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, attribute, &value, sizeof(value)));
@@ -67,38 +71,43 @@ MatmulDesc make_description(const BlasProduct& p) {
   return owner;
 }
 
-// Of all matrices of a batch.
-std::uint32_t alignment(const void* p, DType dtype, std::int64_t stride) {
-  const auto stride_bytes = static_cast<std::uint64_t>(stride) * byte_size(dtype);
+// Of all matrices of a batch, and of rows that a pitch sets apart.
+std::uint32_t alignment(const void* p, DType dtype, std::int64_t stride, std::int64_t pitch) {
+  const auto stride_bytes = static_cast<std::uint64_t>(stride) * byte_size(dtype),
+             pitch_bytes = static_cast<std::uint64_t>(pitch) * byte_size(dtype);
   std::uint32_t bytes = kMaxAlignment;
-  while (!is_aligned(p, bytes) || stride_bytes % bytes != 0)
+  while (!is_aligned(p, bytes) || stride_bytes % bytes != 0 || pitch_bytes % bytes != 0)
     bytes /= 2;
   return bytes;
 }
 
 GemmKey key_of(const BlasProduct& p) {
-  return {.m = p.m(),
-          .n = p.n(),
-          .k = p.k(),
-          .batch = p.nominal_batch,
-          .transpose_a = p.transpose_a,
-          .transpose_b = p.transpose_b,
-          .accumulate = p.beta != 0,
-          .input = p.input,
-          .output = p.output,
-          .align_a = alignment(p.a.data, p.input, p.a.stride),
-          .align_b = alignment(p.b.data, p.input, p.b.stride),
-          .align_c = std::min(alignment(p.d, p.output, p.d_stride),
-                              alignment(p.c == nullptr ? p.d : p.c, p.output, p.d_stride))};
+  return {
+      .m = p.m(),
+      .n = p.n(),
+      .k = p.k(),
+      .batch = p.nominal_batch,
+      .pitch_a = p.a.pitch,
+      .pitch_b = p.b.pitch,
+      .pitch_c = p.d_pitch,
+      .transpose_a = p.transpose_a,
+      .transpose_b = p.transpose_b,
+      .accumulate = p.beta != 0,
+      .input = p.input,
+      .output = p.output,
+      .align_a = alignment(p.a.data, p.input, p.a.stride, p.a.pitch),
+      .align_b = alignment(p.b.data, p.input, p.b.stride, p.b.pitch),
+      .align_c = std::min(alignment(p.d, p.output, p.d_stride, p.d_pitch),
+                          alignment(p.c == nullptr ? p.d : p.c, p.output, p.d_stride, p.d_pitch))};
 }
 
 struct Layouts {
   Layout a, b, d;  // as the product names them; cublasLt gets b first
 
   Layouts(const BlasProduct& p, std::int64_t batch)
-      : a(make_layout(p.input, p.a.rows, p.a.cols, batch, p.a.stride)),
-        b(make_layout(p.input, p.b.rows, p.b.cols, batch, p.b.stride)),
-        d(make_layout(p.output, p.m(), p.n(), batch, p.d_stride)) {}
+      : a(make_layout(p.input, p.a.rows, p.a.cols, p.a.pitch, batch, p.a.stride)),
+        b(make_layout(p.input, p.b.rows, p.b.cols, p.b.pitch, batch, p.b.stride)),
+        d(make_layout(p.output, p.m(), p.n(), p.d_pitch, batch, p.d_stride)) {}
 };
 
 Preference make_preference(const GemmKey& key) {
