@@ -257,6 +257,12 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+/// Arrives at `barrier`, as one of the arrivals it was made for, when this thread's copies so far have been written. Readers
+/// by wgmma or TMA call fence_proxy_async() after waiting.
+__device__ __forceinline__ void cp_async_arrive(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
 /// Waits for this thread's copies but the last N groups; other threads' need a barrier after it.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {

@@ -130,7 +130,11 @@ struct Subject {
   Widths widths;
   How how;
 };
-const Subject kSubjects[] = {{"plain", {3, 6, 5}, kPlain}};
+constexpr How kTiled{.compute = DType::bf16, .runs = "tiled"};
+// Four queries of 16 heads share a block of threads, so do four of 3; two blocks share a query of 70.
+const Subject kSubjects[] = {{"plain", {3, 6, 5}, kPlain},
+                             {"automatic, 16 heads", {16, 512, 64}, kTiled},
+                             {"automatic, 3 heads", {3, 512, 64}, kTiled}};
 
 }  // namespace
 
@@ -152,6 +156,34 @@ TEST_CASE("Sparse MLA on CUDA (plain) matches the CPU, packed, in every dtype", 
           check_close(device.run(p, how), want, tolerance(dtype));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("Sparse MLA on CUDA (tiled) matches the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  Device device;
+  for (const std::int64_t heads : {1, 16, 24, 32, 48, 64, 70}) {
+    for (const std::int64_t k : {1, 40, 64, 130}) {
+      const Ints lengths = k == 64 ? Ints{131} : Ints{0, 5, 1, 0, 70, 67};
+      const SparseMlaProblem p = make_sparse_mla(lengths, heads, 512, 64, k);
+      INFO(heads << " heads, k " << k);
+      const SparseMlaOutputs want = run_sparse_mla(p, kF64, 2), got = device.run(p, kTiled);
+      CHECK(distance(got.o, want.o) <= 5e-3);
+      CHECK(distance(got.lse, want.lse) <= 1e-5);
+      CHECK(distance(got.max_logit, want.max_logit) <= 1e-5);
+      CHECK(distance(got.dq, want.dq) <= 1.5e-2);
+      CHECK(distance(got.dkv, want.dkv) <= 1.5e-2);
+      How floats = kTiled;
+      floats.key_sums = KeySums::float_atomics;
+      CHECK(distance(device.run(p, floats).dkv, got.dkv) <= 4e-3);
+      std::printf("sparse mla tiled, %2d heads, k %3d: o %.1e lse %.1e dq %.1e dkv %.1e\n",
+                  static_cast<int>(heads),
+                  static_cast<int>(k),
+                  distance(got.o, want.o),
+                  distance(got.lse, want.lse),
+                  distance(got.dq, want.dq),
+                  distance(got.dkv, want.dkv));
     }
   }
 }
