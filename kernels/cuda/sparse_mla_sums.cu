@@ -169,7 +169,7 @@ void prepare(cudaStream_t stream,
              double log_sum_factor) {
   using A = acc_t<T>;
   using D = device_t<T>;
-  constexpr int kVector = 8 / sizeof(T);  // more at a time would not fit registers
+  constexpr int kVector = sizeof(T) == 2 ? 4 : 1;  // more at a time would not fit registers
   const SparseMlaSizes size = sparse_mla_sizes(op);
   const auto* q = reinterpret_cast<const D*>(op.q.as<T>());
   const auto* kv = reinterpret_cast<const D*>(op.kv.as<T>());

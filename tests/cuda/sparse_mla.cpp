@@ -165,6 +165,7 @@ TEST_CASE("Sparse MLA on CUDA (tiled) matches the CPU", "[cuda]") {
   Device device;
   for (const std::int64_t heads : {1, 16, 24, 32, 48, 64, 70}) {
     for (const std::int64_t k : {1, 40, 64, 130}) {
+      if (heads != 16 && (k == 1 || k == 64)) continue;
       const Ints lengths = k == 64 ? Ints{131} : Ints{0, 5, 1, 0, 70, 67};
       const SparseMlaProblem p = make_sparse_mla(lengths, heads, 512, 64, k);
       INFO(heads << " heads, k " << k);
