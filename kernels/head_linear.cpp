@@ -67,4 +67,18 @@ OpCost HeadLinearBackwardWeight::cost() const {
                   static_cast<double>(a.x.dim(1) * m * dw.dim(1))};
 }
 
+void CopyHeadColumns::check() const {
+  check_channels(y.x, y.begin, n, "y");
+  check_channels(x.x, x.begin, n, "x");
+  MOESAIC_CHECK(y.x.dim(0) == x.x.dim(0) && y.x.dim(1) == x.x.dim(1),
+                "x and y must have the same tokens and heads");
+  check_dtype(y.x, x.x.dtype(), "y");
+}
+
+OpCost CopyHeadColumns::cost() const {
+  return {0,
+          2.0 * static_cast<double>(byte_size(x.x.dtype())) *
+              static_cast<double>(x.x.dim(0) * x.x.dim(1) * n)};
+}
+
 }  // namespace moesaic

@@ -126,6 +126,10 @@ class Checker {
     if (full_attention_layers() == 0)
       add({"model.indexer", "model.linear_attn_config"},
           "there is no full-attention layer that could use it; remove the group");
+    if (model_.indexer->key_sums == KeySumsChoice::float_atomics && config_.run.deterministic)
+      add({"model.indexer.key_sums", "run.deterministic"},
+          "float_atomics adds in any order, so that two runs differ; allowed: integer, or "
+          "run.deterministic: false");
     const std::int64_t rope = model_.index_rope_dim();
     const std::int64_t width = model_.indexer->index_head_dim;
     const std::string key = "model.indexer.index_rope_head_dim";

@@ -61,6 +61,18 @@ constexpr std::array<std::string_view, 1> names_of(DataFormat) {
   return {"bytes_text"};
 }
 
+/// How attention over selected keys is computed.
+enum class AttentionForm { automatic, masked, gather };
+constexpr std::array<std::string_view, 3> names_of(AttentionForm) {
+  return {"auto", "masked", "gather"};
+}
+
+/// How many queries' contributions to a key's gradient are added.
+enum class KeySumsChoice { integer, float_atomics };
+constexpr std::array<std::string_view, 2> names_of(KeySumsChoice) {
+  return {"integer", "float_atomics"};
+}
+
 enum class SparseStage { warmup, sparse };
 constexpr std::array<std::string_view, 2> names_of(SparseStage) {
   return {"warmup", "sparse"};

@@ -21,8 +21,10 @@ void RunConfig::describe(Fields<RunConfig>& f) {
     &S::precision,
     "Compute type: f64 and f32 use one type throughout, bf16 keeps f32 statistics, gradients and "
     "master weights. auto = f32 on cpu, bf16 on cuda.");
-  f("deterministic", &S::deterministic, "Two runs of one configuration give the same bits.")
-      .only_default("a faster mode without fixed order of sums");
+  f("deterministic",
+    &S::deterministic,
+    "Two runs of one configuration give the same bits. false allows "
+    "model.indexer.key_sums: float_atomics, and changes nothing by itself.");
   f("threads", &S::threads, "CPU threads per rank.").between(1, 256);
   f("max_minutes",
     &S::max_minutes,
@@ -173,8 +175,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
   f("ns_steps", &S::ns_steps, "Newton-Schulz iterations of Muon.").between(1, 20);
   f("ns_products",
     &S::ns_products,
-    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 (three "
-    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the type of "
+    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 "
+    "(three "
+    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the "
+    "type of "
     "the master weights.");
   f("qk_clip_tau",
     &S::qk_clip_tau,

@@ -32,7 +32,7 @@ StepMemory measure_step(Model& model,
                         const StepExtents& extents,
                         const RecomputePolicy& policy) {
   const std::int64_t tokens = extents.tokens;
-  model.plan({tokens}, policy);
+  model.plan({tokens, extents.sequence}, policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = model.slot_bytes();
@@ -106,6 +106,7 @@ StepMemory measure_run(const config::Config& config,
                      device,
                      static_cast<int>(config.run.threads),
                      {.tokens = phase.sequence_length * config.train.micro_batch_size,
+                      .sequence = phase.sequence_length,
                       .step_tokens = phase.sequence_length * config.train.global_batch_size,
                       .most_documents = most_documents,
                       .mtp = config.model.mtp.num_nextn_predict_layers > 0},

@@ -138,7 +138,7 @@ void Trainer::enter_phase(const Phase& phase) {
   prepared_step_ = -1;
   const auto& config = *parts_.config;
   const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
-  parts_.model->plan({tokens}, parts_.recompute);
+  parts_.model->plan({tokens, phase.sequence_length}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));

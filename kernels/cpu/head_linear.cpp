@@ -1,5 +1,7 @@
 #include "kernels/ops/head_linear.h"
 
+#include <cstring>
+
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tiles.h"
 
@@ -95,6 +97,20 @@ void launch(CpuContext& context, const HeadLinear& op) {
 void launch(CpuContext& context, const HeadLinearBackwardWeight& op) {
   op.a.x.dtype() == DType::f64 ? backward_weight<double>(context, op)
                                : backward_weight<float>(context, op);
+}
+
+void launch(CpuContext& context, const CopyHeadColumns& op) {
+  context.stream.enqueue([op] {
+    const std::size_t size = byte_size(op.x.x.dtype());
+    const auto offset = [size](std::int64_t elements) {
+      return static_cast<std::size_t>(elements) * size;
+    };
+    const std::int64_t heads = op.x.x.dim(0) * op.x.x.dim(1);
+    for (std::int64_t i = 0; i < heads; ++i)
+      std::memcpy(op.y.x.data() + offset(i * op.y.x.dim(2) + op.y.begin),
+                  op.x.x.data() + offset(i * op.x.x.dim(2) + op.x.begin),
+                  offset(op.n));
+  });
 }
 
 }  // namespace moesaic

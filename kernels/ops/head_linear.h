@@ -53,6 +53,19 @@ struct HeadLinearBackwardWeight {
   OpCost cost() const;
 };
 
+/// The n named channels of every head of y become those of x. One type; no aliasing.
+struct CopyHeadColumns {
+  static constexpr const char* kName = "copy_head_columns";
+  HeadColumns<TensorView> y;
+  HeadColumns<ConstTensorView> x;
+  std::int64_t n = 0;
+
+  void check() const;
+  OpCost cost() const;
+};
+
+void launch(CpuContext& context, const CopyHeadColumns& op);
+void launch(CudaContext& context, const CopyHeadColumns& op);
 void launch(CpuContext& context, const HeadLinear& op);
 void launch(CpuContext& context, const HeadLinearBackwardWeight& op);
 void launch(CudaContext& context, const HeadLinear& op);

@@ -62,6 +62,7 @@ using AllOps = OpList<            //
     ClipFactor,                   //
     CombineRows,                  //
     ConcatColumns,                //
+    CopyHeadColumns,              //
     CrossEntropy,                 //
     DequantizeFp8Block,           //
     DequantizeMx,                 //

@@ -223,6 +223,22 @@ void head_linear(Rig& rig) {
   }
 }
 
+void head_columns(Rig& rig) {
+  const TensorView x = normal(rig, {3, 2, 5}, 63), y = normal(rig, {3, 2, 4}, 64),
+                   dx = blank(rig, {3, 2, 5});
+  check(rig,
+        {{x},
+         {y},
+         {dx},
+         [&] {
+           rig.run(CopyHeadColumns{.y = {y, 1}, .x = {x, 2}, .n = 3});
+         },
+         [&](const auto& d) {
+           rig.run(Fill{.y = dx, .value = 0.0});  // of the channels that are not read
+           rig.run(CopyHeadColumns{.y = {dx, 2}, .x = {d[0], 1}, .n = 3});
+         }});
+}
+
 void grouped_linear(Rig& rig) {
   const TensorView offsets = rig.ints({0, 3, 3, 8}), slots = rig.ints({2, 0, 1});
   const TensorView x = normal(rig, {8, 4}, 8), w = normal(rig, {3, 5, 4}, 9),
@@ -391,6 +407,7 @@ const std::map<std::string, Entry> kHere{
     {"columns", {{"concat_columns", "split_columns"}, columns}},
     {"gemm", {{"gemm"}, gemm}},
     {"head_linear", {{"head_linear", "head_linear_backward_weight"}, head_linear}},
+    {"head_columns", {{"copy_head_columns"}, head_columns}},
     {"grouped_linear",
      {{"grouped_linear_forward", "grouped_linear_backward_input", "grouped_linear_backward_weight"},
       grouped_linear}},

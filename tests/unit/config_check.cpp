@@ -155,6 +155,15 @@ TEST_CASE("config: data, schedule, phases") {
   CHECK(contains(report({"activations.recompute=[full, a]"}), "'full' stands alone"));
 }
 
+TEST_CASE("config: sums in any order need a run that may differ from the next") {
+  const std::string indexer = "model.indexer={index_n_heads: 2, index_head_dim: 8, index_topk: 4";
+  CHECK(report_of_override(indexer + ", attention_form: gather}").empty());
+  CHECK(contains(report_of_override(indexer + ", key_sums: float_atomics}"),
+                 "model.indexer.key_sums: float_atomics adds in any order"));
+  CHECK(report_of(kTiny, {indexer + ", key_sums: float_atomics}", "run.deterministic=false"})
+            .empty());
+}
+
 TEST_CASE("config: helpers of the model section") {
   const config::Config c =
       config::load_config_text(
