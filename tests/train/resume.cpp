@@ -21,7 +21,9 @@ std::vector<std::string> eventful(const char* precision) {
           "optimizer.name=muon",
           "optimizer.qk_clip_tau=0.05",
           "optimizer.ema_decay=0.9",
-          "model.balance.aux_loss=global"};
+          "model.balance.aux_loss=global",
+          std::string("model.indexer.attention_form=") +
+              (std::string(precision) == "f32" ? "gather" : "masked")};
 }
 
 class Folder {
