@@ -116,11 +116,20 @@ class Device : private PathObserver {
 double tolerance(DType dtype) {
   return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 5e-6 : 4e-3;
 }
-void check_close(const SparseMlaOutputs& got, const SparseMlaOutputs& want, double limit) {
+// `keys` 1: softmax over one key has no gradient, so that dq is the rounding error of a difference of numbers near 1.
+void check_close(const SparseMlaOutputs& got,
+                 const SparseMlaOutputs& want,
+                 double limit,
+                 std::int64_t keys) {
   CHECK(distance(got.o, want.o) <= limit);
   CHECK(distance(got.lse, want.lse) <= std::min(limit, 1e-5));
   CHECK(distance(got.max_logit, want.max_logit) <= std::min(limit, 1e-5));
-  CHECK(distance(got.dq, want.dq) <= limit);
+  if (keys > 1) {
+    CHECK(distance(got.dq, want.dq) <= limit);
+  } else {
+    CHECK(std::all_of(
+        got.dq.begin(), got.dq.end(), [&](double x) { return std::abs(x) <= 100 * limit; }));
+  }
   CHECK(distance(got.dkv, want.dkv) <= limit);
 }
 
@@ -151,9 +160,9 @@ TEST_CASE("Sparse MLA on CUDA (plain) matches the CPU, packed, in every dtype", 
           How how = kPlain;
           how.compute = dtype;
           const SparseMlaOutputs want = run_sparse_mla(p, precision_of(dtype), 2);
-          check_close(device.run(p, how), want, tolerance(dtype));
+          check_close(device.run(p, how), want, tolerance(dtype), k);
           how.key_sums = KeySums::float_atomics;
-          check_close(device.run(p, how), want, tolerance(dtype));
+          check_close(device.run(p, how), want, tolerance(dtype), k);
         }
       }
     }
@@ -278,10 +287,11 @@ TEST_CASE("Sparse MLA on CUDA: sums of key gradients neither overflow nor hide w
     const SparseMlaProblem p = make_sparse_mla({90}, w.heads, w.dc, w.dr, 70);
     const SparseMlaOutputs want = run_sparse_mla(p);
     const double limit = subject.how.compute == DType::bf16 ? 1.5e-2 : 5e-6;
-    for (const double size : {1e-30, 1e-6, 1e6, 1e30}) {  // of the cotangent
+    for (const int power : {-100, -20, 20, 100}) {
+      const double size = std::ldexp(1.0, power);  // of the cotangent
       SparseMlaProblem scaled = p;
       for (auto& x : scaled.expanded.d_o)
-        x = static_cast<float>(bf16(static_cast<float>(x * size)));
+        x *= size;
       SparseMlaOutputs got = device.run(scaled, subject.how);
       for (auto* v : {&got.dq, &got.dkv})
         for (auto& x : *v)
