@@ -50,7 +50,7 @@ struct IndexerConfig {
   double index_norm_eps = 1e-6;
   double kl_weight = 1.0;
   AttentionForm attention_form = AttentionForm::automatic;
-  std::int64_t gather_beyond = 16384;
+  std::int64_t gather_beyond = 65536;
   KeySumsChoice key_sums = KeySumsChoice::integer;
   static void describe(Fields<IndexerConfig>& f);
 };

@@ -36,7 +36,7 @@ struct IndexerOptions {
   double norm_eps = 1e-6;
   double kl_weight = 1.0;
   SparseForm form = SparseForm::automatic;
-  std::int64_t gather_beyond = 16384;
+  std::int64_t gather_beyond = 65536;
   KeySums key_sums = KeySums::integer;  ///< of the gather form's backward
 };
 
