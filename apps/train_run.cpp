@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <iostream>
 
 #include <fmt/format.h>
 
 #include "apps/config_changes.h"
-#include "apps/version.h"
 #include "comm/device_communicator.h"
-#include "core/base/crc32c.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/data/entropy.h"
 #include "core/model/from_config.h"
-#include "core/model/plan.h"
 #include "core/train/step_trace.h"
 #include "kernels/cuda_handles.h"
 #include "memory/device_hooks.h"
@@ -22,8 +17,7 @@
 namespace moesaic::apps {
 namespace {
 
-constexpr double kMiB = 1024.0 * 1024.0;
-constexpr double kGiB = 1024.0 * kMiB;
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::ofstream file(path, std::ios::trunc);
@@ -32,22 +26,21 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   if (!file) throw ResourceError(fmt::format("{}: could not be written", path.string()));
 }
 
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 }  // namespace
 
-TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place)
-    : loaded_(loaded), resume_(resume), place_(place), host_(place.world) {}
+TrainRun::TrainRun(const config::LoadedConfig& loaded,
+                   Resume resume,
+                   const RankPlace& place,
+                   const ConsoleStyle& console)
+    : loaded_(loaded),
+      resume_(resume),
+      place_(place),
+      host_(place.world),
+      report_(loaded, place.world, console) {}
 TrainRun::~TrainRun() = default;
 
 std::filesystem::path TrainRun::checkpoints() const {
   return std::filesystem::path(config().run.dir) / "checkpoints";
-}
-
-void TrainRun::say(const std::string& line) const {
-  if (is_root()) std::cout << line << std::endl;
 }
 
 void TrainRun::prepare() {
@@ -149,11 +142,12 @@ void TrainRun::continue_from_checkpoint() {
         trainer_->steps_done(),
         config().train.steps));
   }
-  say(fmt::format("continuing from {} (step {})", found, trainer_->steps_done()));
+  continued_from_ = found;
+  report_.line(fmt::format("continuing from {} (step {})", found, trainer_->steps_done()));
 }
 
 // Another model cannot continue these weights; every other change is shown, old and new.
-void TrainRun::report_changes(const std::string& checkpoint) const {
+void TrainRun::report_changes(const std::string& checkpoint) {
   std::string refused;
   for (const ConfigChange& c :
        config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded_))) {
@@ -161,7 +155,7 @@ void TrainRun::report_changes(const std::string& checkpoint) const {
     if (c.key.rfind("model.", 0) == 0) {
       refused += "\n  " + line;
     } else {
-      say("changed    " + line);
+      report_.line("changed    " + line);
     }
   }
   if (!refused.empty()) {
@@ -203,106 +197,16 @@ std::string TrainRun::memory_line() const {
       static_cast<double>(driver.total) / kGiB);
 }
 
-void TrainRun::print_header() const {
-  if (!is_root()) return;
-  const ModelPlan plan = make_plan(config());
-  const auto& c = config();
-  say(first_line(version_text()));
-  say(fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}",
-                  c.run.dir,
-                  c.run.seed,
-                  host_.size(),
-                  c.run.threads,
-                  to_string(assembly_.device),
-                  name(assembly_.precision.compute)));
-  say(
-      fmt::format("model      {} layers | {} parameters, {} active per token | training {:.2f} "
-                  "MFLOP per token (3 x forward; formulas: moesaic plan)",
-                  plan.layers.size(),
-                  plan.model.all,
-                  plan.model.active,
-                  static_cast<double>(plan.training_flops) / 1e6));
-  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
-                  train_->name(),
-                  train_->num_documents(),
-                  train_->num_tokens(),
-                  c.data.sequence_length,
-                  c.train.global_batch_size));
-  std::string memory = "memory     per rank:";
-  for (const auto& use : memory_in_use()) {
-    if (static_cast<double>(use.bytes) >= 0.05 * kMiB)
-      memory += fmt::format(" {} {:.1f} MiB |", use.tag, static_cast<double>(use.bytes) / kMiB);
-  }
-  say(memory.substr(0, memory.find_last_not_of(" |") + 1));
-  if (assembly_.device.kind == Device::Kind::cuda) {
-    say(fmt::format("device     {} | {} | exchange between ranks {}",
-                    cuda::device_name(assembly_.device),
-                    memory_line(),
-                    device_world_ ? "NCCL " + device_communicator_version() : "none"));
-  }
-  say(fmt::format("checkpoint {} | every {} steps | keep last {}",
-                  checkpoints().string(),
-                  c.checkpoint.every,
-                  c.checkpoint.keep_last));
-}
-
-void TrainRun::open_metrics() {
-  for (const PhasePlan& phase : make_plan(config()).phases)
-    phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
-  if (!is_root() || !config().log.metrics) return;
-  const std::string yaml = config::effective_yaml(loaded_);
-  RunHeader header;
-  header.config_hash = fmt::format("{:08x}", crc32c(yaml.data(), yaml.size()));
-  header.version = first_line(version_text());
-  header.ranks = host_.size();
-  header.start_step = trainer_->steps_done();
-  header.texts["device"] = to_string(assembly_.device);
-  header.texts["precision"] = name(assembly_.precision.compute);
-  header.texts["flops"] = "training FLOPs per token of `moesaic plan`: 3 x forward";
-  metrics_ = std::make_unique<MetricsWriter>(
-      std::filesystem::path(config().run.dir) / "metrics.jsonl", header);
-}
-
-void TrainRun::report(const StepStats& stats) {
-  if (!reported_) {
-    const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
-    say(fmt::format("started    first step done {:.1f} s after the start{}",
-                    since.count(),
-                    memory_plan_ ? " | " + memory_line() : ""));
-    reported_ = true;
-  }
-  StepRecord record;
-  record.step = stats.step;
-  record.steps = config().train.steps;
-  record.loss = stats.loss;
-  const auto& model = config().model;
-  if (model.mtp.num_nextn_predict_layers > 0) record.loss_parts["mtp"] = stats.mtp_loss;
-  if (model.indexer) record.loss_parts["indexer_kl"] = stats.indexer_kl;
-  if (model.balance.aux_loss != config::AuxLoss::none)
-    record.loss_parts["balance"] = stats.balance_loss;
-  if (model.balance.z_loss_weight != 0) record.loss_parts["router_z"] = stats.router_z;
-  record.grad_norm = stats.grad_norm;
-  record.learning_rate = stats.learning_rate;
-  record.tokens = stats.tokens;
-  record.seconds = stats.seconds;
-  record.skipped = stats.skipped;
-  record.experts = stats.experts;
-  for (const auto& [last_step, flops] : phase_flops_) {
-    if (stats.step > last_step) continue;
-    record.flops = flops * static_cast<double>(stats.tokens);
-    break;
-  }
-  record.total_tokens = trainer_->tokens_seen();
-  log_.add(record);
-  if (metrics_) metrics_->write(record);
-  if (stats.step % config().log.interval == 0 || stats.step == config().train.steps)
-    say(log_.line());
-  if (stats.skipped) {
-    say(fmt::format(
-        "step {} | skip: loss or gradient norm is not finite; nothing was updated ({} in a row)",
-        stats.step,
-        trainer_->consecutive_bad_steps()));
-  }
+void TrainRun::begin_report() {
+  report_.begin({.loaded = loaded_,
+                 .assembly = assembly_,
+                 .host = host_,
+                 .train = *train_,
+                 .valid = valid_.get(),
+                 .device_line = memory_plan_ ? memory_line() : "",
+                 .uses_nccl = device_world_ != nullptr,
+                 .steps_done = trainer_->steps_done(),
+                 .checkpoint = continued_from_});
 }
 
 void TrainRun::save() {
@@ -318,41 +222,18 @@ void TrainRun::save() {
                     config().checkpoint.keep_last,
                     config().checkpoint.keep_every,
                     trainer_->stream());
-    if (metrics_) metrics_->event("save", last_saved_);
-    say(fmt::format("step {} | save {}", last_saved_, checkpoints().string()));
+    report_.event({.type = "save",
+                   .step = last_saved_,
+                   .texts = {{"path", checkpoints().string()}},
+                   .line = fmt::format("save {}", checkpoints().string())});
   }
   host_.barrier();
 }
 
-double TrainRun::report_eval(bool whole) {
+double TrainRun::evaluate(bool whole) {
   const EvalStats stats = trainer_->evaluate(whole);
-  say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens",
-                  trainer_->steps_done(),
-                  stats.loss,
-                  stats.predicted_tokens));
-  if (metrics_)
-    metrics_->event(
-        "eval",
-        trainer_->steps_done(),
-        {{"loss", stats.loss}, {"tokens", static_cast<double>(stats.predicted_tokens)}});
+  report_.eval(stats, trainer_->steps_done());
   return stats.loss;
-}
-
-// What a reader of text needs to judge the loss by: a model that knows only the frequencies of bytes, or of pairs.
-void TrainRun::report_final() {
-  const double loss = report_eval(true);
-  if (!is_root() || config().data.format != config::DataFormat::bytes_text) return;
-  data::TokenCounts counts;
-  counts.add(*valid_);
-  const double unigram = data::unigram_entropy(counts), bigram = data::bigram_entropy(counts);
-  say(
-      fmt::format("held-out   loss {:.4f} nats/byte | unigram entropy {:.4f} (loss is {:.2f} x) | "
-                  "bigram entropy {:.4f} (loss is {:.2f} x)",
-                  loss,
-                  unigram,
-                  loss / unigram,
-                  bigram,
-                  loss / bigram));
 }
 
 // A traced step is watched by the trace alone.
@@ -369,7 +250,8 @@ StepStats TrainRun::next_step() {
   const int rank = host_.rank();
   const auto path = fmt::format("{}/trace/step-{:08}.rank{}.json", config().run.dir, step, rank);
   trace.write(path, rank);
-  say(fmt::format("step {} | trace {}", step, path));
+  report_.event(
+      {.type = "trace", .step = step, .texts = {{"path", path}}, .line = "trace " + path});
   return stats;
 }
 
@@ -381,18 +263,29 @@ void TrainRun::mark_ranges() {
   trainer_->observe(nvtx_.get());
 }
 
+// An error ends the run's records, too.
 int TrainRun::execute() {
+  try {
+    return train();
+  } catch (const Error& e) {
+    if (trainer_)
+      report_.end({trainer_->steps_done(), static_cast<int>(e.exit_code()), e.what(), ""});
+    throw;
+  }
+}
+
+int TrainRun::train() {
   prepare();
   mark_ranges();
   lock_run_dir();
   continue_from_checkpoint();
   open_run_dir();
-  print_header();
-  open_metrics();
+  begin_report();
   const auto& train = config().train;
   const auto& checkpoint = config().checkpoint;
   while (trainer_->steps_done() < train.steps) {
-    report(next_step());
+    const StepStats stats = next_step();
+    report_.step(stats, *trainer_, memory_plan_ ? " | " + memory_line() : "");
     const std::int64_t step = trainer_->steps_done();
     if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
       throw NumericsError(
@@ -405,19 +298,23 @@ int TrainRun::execute() {
                       step));
     }
     if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps)
-      report_eval(false);
+      evaluate(false);
     // A state that only skips must not push good checkpoints out.
     if (checkpoint.every > 0 && step % checkpoint.every == 0 &&
         trainer_->consecutive_bad_steps() == 0)
       save();
     if (step < train.steps && out_of_time()) {
       save();
-      say(
-          fmt::format("stopped    run.max_minutes is over at step {} of {}; the same command "
-                      "continues (exit code 75)",
-                      step,
-                      train.steps));
-      return static_cast<int>(ExitCode::requeue);
+      constexpr int kCode = static_cast<int>(ExitCode::requeue);
+      report_.end({step,
+                   kCode,
+                   "run.max_minutes is over",
+                   fmt::format("stopped    run.max_minutes is over at step {} of {}; the same "
+                               "command continues (exit code {})",
+                               step,
+                               train.steps,
+                               kCode)});
+      return kCode;
     }
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
@@ -427,12 +324,15 @@ int TrainRun::execute() {
         train.steps - bad));
   }
   if (checkpoint.save_at_end) save();
-  if (valid_) report_final();
-  say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
-                  trainer_->steps_done(),
-                  train.steps,
-                  trainer_->tokens_seen(),
-                  trainer_->skipped_steps()));
+  if (valid_) report_.closing_comparison(evaluate(true), *valid_);
+  report_.end({trainer_->steps_done(),
+               0,
+               "finished",
+               fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
+                           trainer_->steps_done(),
+                           train.steps,
+                           trainer_->tokens_seen(),
+                           trainer_->skipped_steps())});
   return 0;
 }
 

@@ -14,6 +14,7 @@ namespace {
 struct TrainArguments {
   ConfigArguments config;
   std::string resume = "auto";
+  ConsoleArguments console;
 };
 
 Resume resume_of(const std::string& text) {
@@ -30,7 +31,10 @@ int train(const TrainArguments& arguments) {
   if (loaded.config.comm.reduction == config::ReductionOrder::library)
     options.reduction = Reduction::library;
   return run_ranks(options, [&](const RankPlace& place) {
-    TrainRun run(loaded, resume_of(arguments.resume), place);
+    TrainRun run(loaded,
+                 resume_of(arguments.resume),
+                 place,
+                 console_style(arguments.console, this_terminal()));
     return run.execute();
   });
 }
@@ -48,6 +52,7 @@ void add_train(CLI::App& app, Action& action) {
           "auto: continue from the newest checkpoint of run.dir if there is one; must; never")
       ->check(CLI::IsMember({"auto", "must", "never"}))
       ->capture_default_str();
+  add_console_arguments(*verb, arguments->console);
   verb->footer(
       "Example:\n  mpirun -np 2 moesaic train configs/quickstart.yaml train.steps=100 "
       "run.dir=runs/try\n");

@@ -13,11 +13,11 @@
 #include "core/model/model.h"
 #include "core/nn/losses.h"
 #include "core/train/gradient_reduction.h"
-#include "core/train/metrics.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
+#include "core/train/step_record.h"
 #include "kernels/backend.h"
 
 namespace moesaic {

@@ -1,8 +1,7 @@
-#include "core/train/metrics.h"
+#include "core/train/sinks/metrics_file.h"
 
 #include <cmath>
 #include <fstream>
-#include <limits>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -85,17 +84,21 @@ std::string to_json(const StepRecord& r) {
   return o.line();
 }
 
-struct MetricsWriter::Impl {
+struct MetricsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
   // The newline goes with the object in one write, so that a kill tears at most this line.
   void write(std::string text) { file.write(text += '\n'); }
   DurableFile file;
 };
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path, const RunHeader& header) {
+MetricsFile::MetricsFile(const std::filesystem::path& path) {
   const bool torn = ends_in_the_middle_of_a_line(path);
   impl_ = std::make_unique<Impl>(path);
   if (torn) impl_->write("");
+}
+MetricsFile::~MetricsFile() = default;
+
+void MetricsFile::on_header(const RunHeader& header) {
   Object o("header");
   o.put("config_hash", header.config_hash);
   o.put("version", header.version);
@@ -105,22 +108,26 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, const RunHeader&
     o.put(key, value);
   impl_->write(o.line());
 }
-MetricsWriter::~MetricsWriter() = default;
 
-void MetricsWriter::write(const StepRecord& record) {
+void MetricsFile::on_step(const StepRecord& record) {
   impl_->write(to_json(record));
 }
 
-void MetricsWriter::event(const std::string& type,
-                          std::int64_t step,
-                          const std::map<std::string, double>& values,
-                          const std::map<std::string, std::string>& texts) {
-  Object o(type);
-  o.put("step", step);
-  for (const auto& [key, value] : values)
+void MetricsFile::on_event(const RunEvent& event) {
+  Object o(event.type);
+  o.put("step", event.step);
+  for (const auto& [key, value] : event.values)
     o.put(key, value);
-  for (const auto& [key, value] : texts)
+  for (const auto& [key, value] : event.texts)
     o.put(key, value);
+  impl_->write(o.line());
+}
+
+void MetricsFile::on_end(const RunEnd& end) {
+  Object o("stop");
+  o.put("step", end.step);
+  o.put("exit_code", std::int64_t{end.exit_code});
+  o.put("reason", end.reason);
   impl_->write(o.line());
 }
 

@@ -1,4 +1,5 @@
-// The lines of the log (metrics.h).
+#include "core/train/sinks/step_line.h"
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -8,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/train/metrics.h"
 
 namespace moesaic {
 namespace {
@@ -61,7 +61,7 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
-void StepLog::add(const StepRecord& record) {
+void StepLines::add(const StepRecord& record) {
   last_ = record;
   if (added_ == 1) since_line_ = {};  // without the warm-up, even when it had no line
   ++added_;
@@ -75,7 +75,7 @@ void StepLog::add(const StepRecord& record) {
   recent_seconds_[slot] = record.seconds;
 }
 
-std::string StepLog::line() {
+std::string StepLines::line() {
   MOESAIC_CHECK(added_ > 0, "no step to report");
   // A second line for one step repeats its own numbers.
   if (since_line_.steps == 0)

@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moesaic {
+
+/// How the tokens of a step spread over the experts of one layer.
+struct ExpertLoad {
+  std::int64_t layer = 0;         ///< as in the tensor names
+  double max_over_mean = 0;       ///< tokens of the busiest expert / mean over experts; 1 is even
+  std::int64_t dead_experts = 0;  ///< experts without a token in this step
+};
+
+/// What one step did, summed or averaged over all ranks. Fields without a value appear in no output.
+struct StepRecord {
+  std::int64_t step = 0;                     ///< counted from 1
+  std::int64_t steps = 0;                    ///< of the whole run
+  double loss = 0;                           ///< what is minimised
+  std::map<std::string, double> loss_parts;  ///< by name: lm, mtp, balance, z, …
+  std::optional<double> grad_norm;           ///< before clipping
+  double learning_rate = 0;
+  std::int64_t tokens = 0;          ///< of this step
+  double seconds = 0;               ///< wall time of this step
+  bool skipped = false;             ///< not finite: nothing was updated
+  std::vector<ExpertLoad> experts;  ///< MoE layers
+  std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
+  std::optional<std::int64_t> memory_bytes;  ///< largest device memory of a rank
+  std::optional<std::int64_t> total_tokens;  ///< consumed since step 1
+
+  /// Of this step alone; empty when it has no tokens or took no time.
+  std::optional<double> tokens_per_second() const {
+    if (tokens <= 0 || !(seconds > 0)) return std::nullopt;
+    return static_cast<double>(tokens) / seconds;
+  }
+};
+
+}  // namespace moesaic
