@@ -60,7 +60,7 @@ int run_before_mpi(const std::function<void()>& prepare) {
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body) {
   MpiEnvironment mpi(options);
   try {
-    return body({mpi.world(), mpi.local_rank(), mpi.local_size()});
+    return body({mpi.world(), mpi.local_rank(), mpi.local_size(), mpi.library_version()});
   } catch (...) {
     const Failure failure = describe(std::current_exception());
     if (mpi.size() == 1) {

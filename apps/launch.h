@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <string>
 
 #include "comm/communicator.h"
 
@@ -13,6 +14,7 @@ struct RankPlace {
   Communicator& world;  ///< all ranks, for host memory
   int local_rank = 0;   ///< among the ranks of this machine
   int local_size = 1;
+  std::string mpi_version = {};  ///< "Open MPI v4.1.4", in the words of the library
 };
 
 /// Runs `body` on all ranks of an MPI job and returns its exit code. An error on one rank ends all ranks with that

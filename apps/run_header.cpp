@@ -1,10 +1,13 @@
 #include "apps/run_header.h"
 
-#include <fmt/format.h>
+#include <algorithm>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "apps/run_environment.h"
 #include "apps/version.h"
 #include "core/base/crc32c.h"
-#include "core/model/from_config.h"
 #include "core/model/plan.h"
 #include "memory/device_hooks.h"
 
@@ -17,6 +20,105 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
+// "2,048,000".
+std::string grouped(std::int64_t n) {
+  std::string digits = std::to_string(n);
+  for (std::size_t at = digits.size(); at > 3; at -= 3)
+    digits.insert(at - 3, 1, ',');
+  return digits;
+}
+
+std::string version_line(const RunFacts& facts) {
+  std::string text = version_text(), line;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    std::string part = text.substr(at, end - at);
+    // "git       1234" -> "git 1234"
+    const std::size_t gap = part.find("  "), next = part.find_first_not_of(' ', gap);
+    if (gap != std::string::npos && next != std::string::npos) part.erase(gap + 1, next - gap - 1);
+    line += (line.empty() ? "" : " | ") + part;
+    at = end + 1;
+  }
+  const std::string mpi = facts.mpi_version.substr(0, facts.mpi_version.find_first_of(",\n"));
+  return mpi.empty() ? line : line + " | " + mpi;
+}
+
+std::string layout_line(const RunFacts& facts) {
+  const auto& p = facts.loaded.config.parallel;
+  const int ranks = facts.host.size();
+  return fmt::format(
+      "layout     {} rank(s) = dp {} x tp {} x pp {} x cp {} | experts: ep {} x etp {}",
+      ranks,
+      p.dp.value_or(ranks / (p.tp * p.pp * p.cp)),
+      p.tp,
+      p.pp,
+      p.cp,
+      p.ep,
+      p.etp);
+}
+
+std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
+  std::int64_t held = 0;
+  for (const auto& spec : facts.assembly.params->params())
+    held += spec.count();
+  std::string line = fmt::format("model      {} layers | {} parameters, {} active per token",
+                                 plan.layers.size(),
+                                 grouped(plan.model.all),
+                                 grouped(plan.model.active));
+  if (plan.mtp.all > 0)
+    line += fmt::format(" | {} more for predicting further tokens", grouped(plan.mtp.all));
+  return line + fmt::format(" | {} on a rank", grouped(held));
+}
+
+std::string flops_line(const RunFacts& facts, const ModelPlan& plan) {
+  std::string line = fmt::format(
+      "flops      training {:.2f} MFLOP per token = 3 x forward at {} tokens of context "
+      "(moesaic plan prints the formula of every part)",
+      static_cast<double>(plan.training_flops) / 1e6,
+      plan.sequence_length);
+  if (const auto& peak = facts.loaded.config.log.peak_tflops)
+    line += fmt::format(" | MFU against log.peak_tflops = {}", *peak);
+  return line;
+}
+
+std::string data_line(const RunFacts& facts, const ModelPlan& plan) {
+  const auto& c = facts.loaded.config;
+  double tokens = 0;
+  for (const PhasePlan& phase : plan.phases)
+    tokens += static_cast<double>(phase.end - phase.begin) *
+              static_cast<double>(c.train.global_batch_size * phase.sequence_length);
+  std::string line = fmt::format(
+      "data       {} | {} file(s), {} documents, {} tokens ({}) | {:.2f} epoch(s) in {} steps",
+      facts.train.name(),
+      c.data.train.size(),
+      grouped(facts.train.num_documents()),
+      grouped(facts.train.num_tokens()),
+      c.data.format == config::DataFormat::bytes_text ? "bytes" : "token ids",
+      tokens / static_cast<double>(std::max<std::int64_t>(1, facts.train.num_tokens())),
+      c.train.steps);
+  if (facts.valid != nullptr)
+    line += fmt::format(" | held out: {} tokens", grouped(facts.valid->num_tokens()));
+  return line;
+}
+
+std::string batch_line(const RunFacts& facts, const ModelPlan& plan) {
+  const auto& c = facts.loaded.config;
+  const std::int64_t per_rank = c.train.global_batch_size / facts.host.size();
+  std::string line = fmt::format(
+      "batch      {} sequences x {} tokens = {} tokens a step | {} micro-batch(es) of {} on a rank",
+      c.train.global_batch_size,
+      plan.sequence_length,
+      grouped(c.train.global_batch_size * plan.sequence_length),
+      per_rank / c.train.micro_batch_size,
+      c.train.micro_batch_size);
+  for (const PhasePlan& phase : plan.phases) {
+    if (plan.phases.size() > 1)
+      line += fmt::format(
+          " | steps {} to {}: {} tokens", phase.begin + 1, phase.end, phase.sequence_length);
+  }
+  return line;
+}
+
 std::string memory_line() {
   std::string line = "memory     per rank:";
   for (const auto& use : memory_in_use()) {
@@ -26,11 +128,21 @@ std::string memory_line() {
   return line.substr(0, line.find_last_not_of(" |") + 1);
 }
 
-std::vector<std::string> header_lines(const RunFacts& facts) {
+std::string checkpoint_line(const config::Config& c) {
+  const auto& k = c.checkpoint;
+  std::string line = fmt::format("checkpoint {}/checkpoints | ", c.run.dir);
+  line += k.every > 0 ? fmt::format("every {} steps", k.every) : "none on the way";
+  if (k.save_at_end) line += " and at the end";
+  line += k.keep_last > 0 ? fmt::format(" | keep last {}", k.keep_last) : " | keep all";
+  if (k.keep_every > 0) line += fmt::format(" and every multiple of {} steps", k.keep_every);
+  return line;
+}
+
+std::vector<std::string> header_lines(const RunFacts& facts, const std::string& hosts) {
   const auto& c = facts.loaded.config;
   const ModelPlan plan = make_plan(c);
   std::vector<std::string> lines;
-  lines.push_back(first_line(version_text()));
+  lines.push_back(version_line(facts));
   lines.push_back(
       fmt::format("run        {} | seed {} | {} rank(s) x {} thread(s) | device {} | precision {}",
                   c.run.dir,
@@ -39,20 +151,12 @@ std::vector<std::string> header_lines(const RunFacts& facts) {
                   c.run.threads,
                   to_string(facts.assembly.device),
                   name(facts.assembly.precision.compute)));
-  lines.push_back(
-      fmt::format("model      {} layers | {} parameters, {} active per token | training {:.2f} "
-                  "MFLOP per token (3 x forward; formulas: moesaic plan)",
-                  plan.layers.size(),
-                  plan.model.all,
-                  plan.model.active,
-                  static_cast<double>(plan.training_flops) / 1e6));
-  lines.push_back(
-      fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
-                  facts.train.name(),
-                  facts.train.num_documents(),
-                  facts.train.num_tokens(),
-                  c.data.sequence_length,
-                  c.train.global_batch_size));
+  lines.push_back("hosts      " + hosts);
+  lines.push_back(layout_line(facts));
+  lines.push_back(model_line(facts, plan));
+  lines.push_back(flops_line(facts, plan));
+  lines.push_back(data_line(facts, plan));
+  lines.push_back(batch_line(facts, plan));
   lines.push_back(memory_line());
   if (facts.assembly.device.kind == Device::Kind::cuda) {
     lines.push_back(
@@ -61,10 +165,14 @@ std::vector<std::string> header_lines(const RunFacts& facts) {
                     facts.device_line,
                     facts.uses_nccl ? "NCCL " + device_communicator_version() : "none"));
   }
-  lines.push_back(fmt::format("checkpoint {}/checkpoints | every {} steps | keep last {}",
-                              c.run.dir,
-                              c.checkpoint.every,
-                              c.checkpoint.keep_last));
+  lines.push_back(checkpoint_line(c));
+  if (const auto set = notable_variables(); !set.empty())
+    lines.push_back(fmt::format("env        {}", fmt::join(set, " ")));
+  lines.push_back(fmt::format(
+      "stop       kill -USR1 {} finishes the step, saves and ends with exit code {}; the same "
+      "command continues",
+      process_to_signal(),
+      static_cast<int>(ExitCode::requeue)));
   return lines;
 }
 
@@ -72,6 +180,8 @@ std::vector<std::string> header_lines(const RunFacts& facts) {
 
 RunHeader run_header(const RunFacts& facts) {
   RunHeader header;
+  const std::string hosts = host_list(facts.host.all_gather_host(host_name()));
+  const std::string warning = binding_warning(facts.host, facts.loaded.config.run.threads);
   if (facts.host.rank() != 0) return header;
   header.config = config::effective_yaml(facts.loaded);
   header.config_hash = fmt::format("{:08x}", crc32c(header.config.data(), header.config.size()));
@@ -82,7 +192,9 @@ RunHeader run_header(const RunFacts& facts) {
   header.texts["device"] = to_string(facts.assembly.device);
   header.texts["precision"] = name(facts.assembly.precision.compute);
   header.texts["flops"] = "training FLOPs per token of `moesaic plan`: 3 x forward";
-  header.lines = header_lines(facts);
+  header.texts["hosts"] = hosts;
+  header.lines = header_lines(facts, hosts);
+  if (!warning.empty()) header.lines.push_back("warning    " + warning);
   return header;
 }
 

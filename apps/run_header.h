@@ -17,6 +17,7 @@ struct RunFacts {
   const data::TokenSource* valid = nullptr;
   std::string device_line;  ///< on a GPU: its memory, planned and counted
   bool uses_nccl = false;
+  std::string mpi_version;
   std::int64_t steps_done = 0;
   std::string checkpoint;  ///< that it continues from; empty: it begins
 };

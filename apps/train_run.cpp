@@ -59,6 +59,7 @@ void TrainRun::prepare() {
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
   }
+  const ShownProgress progress(report_.sinks(), "building model and initial values");
   assembly_ = assemble(config(), true, device);
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
@@ -132,6 +133,7 @@ void TrainRun::continue_from_checkpoint() {
                     std::filesystem::path(found).filename().string()));
   }
   report_changes(found);
+  const ShownProgress progress(report_.sinks(), "load");
   const auto tensors = trainer_->state();
   trainer_->load_values(load_checkpoint(found, tensors, true, trainer_->stream()));
   last_saved_ = trainer_->steps_done();
@@ -205,6 +207,7 @@ void TrainRun::begin_report() {
                  .valid = valid_.get(),
                  .device_line = memory_plan_ ? memory_line() : "",
                  .uses_nccl = device_world_ != nullptr,
+                 .mpi_version = place_.mpi_version,
                  .steps_done = trainer_->steps_done(),
                  .checkpoint = continued_from_});
 }
@@ -213,6 +216,7 @@ void TrainRun::save() {
   if (last_saved_ == trainer_->steps_done()) return;
   last_saved_ = trainer_->steps_done();
   if (is_root()) {
+    const ShownProgress progress(report_.sinks(), "save");
     const auto tensors = trainer_->state();
     save_checkpoint(checkpoints(),
                     last_saved_,
@@ -231,7 +235,8 @@ void TrainRun::save() {
 }
 
 double TrainRun::evaluate(bool whole) {
-  const EvalStats stats = trainer_->evaluate(whole);
+  ShownProgress progress(report_.sinks(), whole ? "final evaluation" : "evaluation", 0, "batches");
+  const EvalStats stats = trainer_->evaluate(whole, &*progress);
   report_.eval(stats, trainer_->steps_done());
   return stats.loss;
 }

@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
   build-essential cmake ninja-build ccache pkg-config       # build
   libopenblas-dev libopenmpi-dev openmpi-bin                # run
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libzstd-dev
+  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libzstd-dev zlib1g-dev
   catch2                                                    # tests
   perl perl-doc fortunes fortunes-min                       # text of the quickstart
 )

@@ -145,7 +145,35 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("interval", &S::interval, "Steps between log lines.")
       .between(1, kMaxCount)
       .also({"log_interval"});
+  f("detail_every",
+    &S::detail_every,
+    "Steps between the lines `moe` (load of the experts, bias of the routers) and `mem`; 0 = "
+    "never.")
+      .between(0, kMaxCount);
+  f("expert_every",
+    &S::expert_every,
+    "Steps between records of the tokens of every expert of every layer, in metrics.jsonl and for "
+    "TensorBoard (histograms and a heat map); 0 = never. A record takes about 6 bytes per expert "
+    "and layer.")
+      .between(0, kMaxCount);
+  f("peak_tflops",
+    &S::peak_tflops,
+    "Dense peak of a GPU (or of a rank on a CPU) in TFLOP/s, against which the utilisation (MFU) "
+    "is "
+    "counted; null = no MFU.")
+      .above(0)
+      .example("989");
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");
+  f("tensorboard",
+    &S::tensorboard,
+    "Write event files for TensorBoard to tensorboard/ in the run's folder.");
+  f("prometheus",
+    &S::prometheus,
+    "Text file for Prometheus, rewritten as the run goes on: true = metrics.prom in the run's "
+    "folder, or a path that ends in .prom, or a folder (of node_exporter's textfile collector), "
+    "where the file takes its name from the run's folder; null or false = none.")
+      .in(Unit::path)
+      .example("/var/lib/node_exporter/textfile");
   f("trace_steps",
     &S::trace_steps,
     "Steps whose ops are written with their times to trace/step-N.rankR.json in the run's folder, "

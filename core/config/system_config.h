@@ -71,7 +71,12 @@ struct CommConfig {
 
 struct LogConfig {
   std::int64_t interval = 1;
+  std::int64_t detail_every = 100;  ///< steps; 0 = never
+  std::int64_t expert_every = 100;  ///< steps; 0 = never
+  std::optional<double> peak_tflops;
   bool metrics = true;
+  bool tensorboard = true;
+  std::optional<std::string> prometheus;
   std::vector<std::int64_t> trace_steps;
   static void describe(Fields<LogConfig>& f);
 };

@@ -18,6 +18,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What lies one behind the other in host memory begins at multiples of 8 bytes.
+std::size_t padded(std::size_t bytes) {
+  return (bytes + 7) / 8 * 8;
+}
+
 double host_value(ConstTensorView view, std::int64_t i) {
   switch (view.dtype()) {
     case DType::f64:
@@ -113,10 +118,11 @@ void Trainer::allocate() {
   if (ranks() > 1)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.world, parts_.stream_mode);
-  // What a step reports comes back in one go: the losses, then the counts of the experts.
+  // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
-    bytes += parts_.params->buffer(named.moe->counts()).bytes();
+    bytes += padded(parts_.params->buffer(named.moe->counts()).bytes()) +
+             padded(parts_.params->buffer(named.moe->bias()).bytes());
   host_results_ = make_host_buffer(bytes, parts_.device, "results, host");
 }
 
@@ -340,7 +346,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   Stream& stream = backend_->stream();
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
-  const std::vector<TensorView> counts = download_expert_counts();
+  const std::vector<HostExperts> experts = download_experts(reports_experts(step_ + 1));
   parts_.optimizer->download_outcome(stream);
   stream.synchronize();
   if (reduction_) reduction_->synchronize();
@@ -356,7 +362,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.skipped = outcome.skipped;
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
-  stats.experts = expert_loads(counts);
+  stats.experts = expert_loads(experts);
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
@@ -365,39 +371,54 @@ TensorView Trainer::host_losses() const {
   return host_results_.view({kNumLosses}, losses_.dtype());
 }
 
-// Enqueues the copies; one host view per mixture.
-std::vector<TensorView> Trainer::download_expert_counts() {
-  std::vector<TensorView> all;
+bool Trainer::reports_experts(std::int64_t step) const {
+  const auto& log = parts_.config->log;
+  return (log.expert_every > 0 && step % log.expert_every == 0) ||
+         (log.detail_every > 0 && step % log.detail_every == 0);
+}
+
+// Enqueues the copies of a mixture's counts and, in steps that report them, of its router's bias.
+std::vector<Trainer::HostExperts> Trainer::download_experts(bool with_bias) {
+  std::vector<HostExperts> all;
   std::size_t at = kNumLosses * 8;
+  const auto download = [&](BufferId id) {
+    const TensorView from = parts_.params->buffer(id);
+    const TensorView to = host_results_.view(from.shape(), from.dtype(), at);
+    copy_tensor(to, from, backend_->stream());
+    at += padded(from.bytes());
+    return to;
+  };
   for (const auto& named : parts_.model->moe_layers()) {
-    const TensorView counts = parts_.params->buffer(named.moe->counts());
-    all.push_back(host_results_.view(counts.shape(), counts.dtype(), at));
-    copy_tensor(all.back(), counts, backend_->stream());
-    at += counts.bytes();
+    HostExperts& layer = all.emplace_back();
+    layer.tokens = download(named.moe->counts());
+    if (with_bias) layer.bias = download(named.moe->bias());
   }
   return all;
 }
 
-std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<TensorView>& counts) {
+std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& experts) {
   std::vector<ExpertLoad> loads;
   const auto layers = parts_.model->moe_layers();
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    ExpertLoad load;
+    const HostExperts& host = experts[l];
+    const auto* tokens = host.tokens.as<std::int64_t>();
+    ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
-    double sum = 0, most = 0;
-    for (std::int64_t e = 0; e < counts[l].numel(); ++e) {
-      const double n = host_value(counts[l], e);
-      sum += n;
-      most = std::max(most, n);
-      load.dead_experts += n == 0 ? 1 : 0;
+    if (host.bias.empty()) {
+      load.tokens.clear();
+    } else {
+      for (std::int64_t e = 0; e < host.bias.numel(); ++e) {
+        const double bias = host_value(host.bias, e);
+        load.bias_min = std::min(load.bias_min.value_or(bias), bias);
+        load.bias_max = std::max(load.bias_max.value_or(bias), bias);
+      }
     }
-    load.max_over_mean = sum > 0 ? most * static_cast<double>(counts[l].numel()) / sum : 0;
-    loads.push_back(load);
+    loads.push_back(std::move(load));
   }
   return loads;
 }
 
-EvalStats Trainer::evaluate(bool whole) {
+EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
   enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
   const std::int64_t micro = parts_.config->train.micro_batch_size;
@@ -410,6 +431,7 @@ EvalStats Trainer::evaluate(bool whole) {
   const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
+  if (progress != nullptr) progress->set_total((batches - rank() + ranks() - 1) / ranks());
   for (std::int64_t b = rank(); b < batches; b += ranks()) {
     SequenceBuffers& buffers = *micro_batches_[0];
     backend_->stream().synchronize();  // the previous window may still be read
@@ -417,6 +439,7 @@ EvalStats Trainer::evaluate(bool whole) {
     valid += buffers.valid_targets();
     RunContext c = context(buffers, false);
     parts_.model->forward(c, *activations_);
+    if (progress != nullptr) progress->add(1);
   }
   if (ranks() > 1) parts_.world->all_reduce(losses_, ReduceOp::sum, backend_->stream());
   const TensorView host = host_losses();

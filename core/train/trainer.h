@@ -15,6 +15,7 @@
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
+#include "core/train/run_sink.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
@@ -64,7 +65,8 @@ class Trainer {
   /// One update of the whole global batch.
   StepStats step();
   /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
-  EvalStats evaluate(bool whole = false);
+  /// `progress` counts the batches of this rank.
+  EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
@@ -99,8 +101,12 @@ class Trainer {
   RunContext context(const SequenceBuffers& buffers, bool training);
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
-  std::vector<TensorView> download_expert_counts();
-  std::vector<ExpertLoad> expert_loads(const std::vector<TensorView>& counts);
+  struct HostExperts {
+    TensorView tokens, bias;  // of one mixture; bias is empty unless it is reported
+  };
+  bool reports_experts(std::int64_t step) const;
+  std::vector<HostExperts> download_experts(bool with_bias);
+  std::vector<ExpertLoad> expert_loads(const std::vector<HostExperts>& experts);
 
   Parts parts_;
   std::vector<Phase> phases_;

@@ -96,7 +96,7 @@ TEST_CASE("the remaining time forgets steps older than the last 100") {
 }
 
 TEST_CASE("skipped steps, dead experts and GPUs") {
-  StepLines log({.gpus = 2, .peak_flops_per_gpu = 1e15});
+  StepLines log({.devices = 2, .peak_flops = 1e15});
   StepRecord r = record(7);
   log.add(r);
   r.step = 8;

@@ -147,6 +147,7 @@ const std::vector<ThirdParty>& third_party() {
       {"cblas.h", {"kernels"}},
       {"openblas", {"kernels"}},
       {"zstd.h", {"checkpoint"}},
+      {"zlib.h", {"train"}},
       {"spdlog/", all},
       {"fmt/", all},
   };

@@ -60,7 +60,12 @@ std::string progress_text(const Progress& progress, double seconds) {
   return text;
 }
 
-Console::Console(const Options& options) : options_(options), steps_(options.hardware) {}
+Console::Console(const Options& options) : options_(options) {}
+
+void Console::set_hardware(const StepLines::Hardware& hardware) {
+  const std::lock_guard lock(mutex_);
+  steps_ = StepLines(hardware);
+}
 
 Console::~Console() {
   {
@@ -122,6 +127,10 @@ void Console::on_step(const StepRecord& record) {
   last_step_ = record.steps;
   if (options_.step_lines && (step_ % options_.interval == 0 || step_ == last_step_))
     print(steps_.line(), record.skipped ? kYellow : nullptr);
+  if (options_.step_lines && options_.detail_every > 0 && step_ % options_.detail_every == 0) {
+    for (const auto& line : steps_.detail_lines())
+      print(fmt::format("step {} | {}", step_, line));
+  }
   if (options_.bar != nullptr) {
     bar_fields_ = fmt::format(" | loss {:.4f}", record.loss);
     if (const auto rate = record.tokens_per_second())

@@ -23,13 +23,15 @@ class Console final : public RunSink {
     int columns = 80;               ///< of the terminal that shows the bar
     bool color = false;
     bool step_lines = true;
-    std::int64_t interval = 1;  ///< steps between lines
-    StepLines::Hardware hardware;
+    std::int64_t interval = 1;      ///< steps between lines
+    std::int64_t detail_every = 0;  ///< steps between lines about experts and memory; 0: none
     std::chrono::milliseconds alive{30000};  ///< between lines of long work
     std::chrono::milliseconds redraw{200};   ///< between drawings of the bar
   };
   explicit Console(const Options& options);
   ~Console() override;
+  /// What rates are counted against; known only when the devices are.
+  void set_hardware(const StepLines::Hardware& hardware);
 
   void on_header(const RunHeader& header) override;
   void on_step(const StepRecord& record) override;

@@ -48,7 +48,8 @@ ordered_json experts_to_json(const std::vector<ExpertLoad>& experts, Object& obj
   for (const auto& e : experts) {
     list.push_back({{"layer", e.layer},
                     {"max_over_mean", object.number(e.max_over_mean)},
-                    {"dead", e.dead_experts}});
+                    {"dead", e.dead_experts},
+                    {"entropy", object.number(e.entropy)}});
   }
   return list;
 }
@@ -79,8 +80,32 @@ std::string to_json(const StepRecord& r) {
   o.put("seconds", r.seconds);
   o.put("skipped", r.skipped);
   if (!r.experts.empty()) o.put("experts", experts_to_json(r.experts, o));
+  o.put("tokens_per_second", r.tokens_per_second());
   o.put("flops", r.flops);
+  o.put("tflops_per_device", r.tflops_per_device);
+  o.put("mfu", r.mfu);
   o.put("memory_bytes", r.memory_bytes);
+  o.put("host_bytes", r.host_bytes);
+  return o.line();
+}
+
+std::string experts_to_json(const StepRecord& record) {
+  Object o("experts");
+  o.put("step", record.step);
+  auto layers = ordered_json::array(), tokens = ordered_json::array(),
+       least = ordered_json::array(), most = ordered_json::array();
+  for (const auto& e : record.experts) {
+    if (e.tokens.empty()) continue;
+    layers.push_back(e.layer);
+    tokens.push_back(e.tokens);
+    least.push_back(e.bias_min ? o.number(*e.bias_min) : ordered_json());
+    most.push_back(e.bias_max ? o.number(*e.bias_max) : ordered_json());
+  }
+  if (layers.empty()) return {};
+  o.put("layers", std::move(layers));
+  o.put("bias_min", std::move(least));
+  o.put("bias_max", std::move(most));
+  o.put("tokens", std::move(tokens));
   return o.line();
 }
 
@@ -111,6 +136,8 @@ void MetricsFile::on_header(const RunHeader& header) {
 
 void MetricsFile::on_step(const StepRecord& record) {
   impl_->write(to_json(record));
+  if (std::string experts = experts_to_json(record); !experts.empty())
+    impl_->write(std::move(experts));
 }
 
 void MetricsFile::on_event(const RunEvent& event) {

@@ -17,8 +17,9 @@ namespace moesaic {
 class StepLines {
  public:
   struct Hardware {
-    int gpus = 0;                   ///< 0: no figures per GPU
-    double peak_flops_per_gpu = 0;  ///< per second; 0: no utilisation
+    int devices = 0;             ///< 0: no figures per device
+    double peak_flops = 0;       ///< of a device, per second; 0: no utilisation
+    std::string device = "gpu";  ///< its name in the line
   };
   StepLines() = default;
   explicit StepLines(Hardware hardware) : hardware_(hardware) {}
@@ -27,6 +28,9 @@ class StepLines {
   void add(const StepRecord& record);
   /// The line of the last step added, without newline; InternalError when none was.
   std::string line();
+  /// Further lines about the last step added, for those steps in which their values are there: the load of the experts and
+  /// the bias of the routers ("moe …"), memory ("mem …"). Without "step N | " in front.
+  std::vector<std::string> detail_lines() const;
 
  private:
   Hardware hardware_;
