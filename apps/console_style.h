@@ -23,6 +23,7 @@ struct Terminal {
   bool stdout_is_terminal = false, stderr_is_terminal = false;
   int columns = 0;  ///< of stderr's terminal
 };
+/// To be asked before MPI starts: it sets the variables of a launcher even for a process that has none.
 Terminal this_terminal();
 
 struct ConsoleStyle {

@@ -61,6 +61,9 @@ std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
   std::int64_t held = 0;
   for (const auto& spec : facts.assembly.params->params())
     held += spec.count();
+  for (const auto& spec : facts.assembly.params->buffers()) {
+    if (spec.is_parameter_in_checkpoint) held += spec.shape.numel();
+  }
   std::string line = fmt::format("model      {} layers | {} parameters, {} active per token",
                                  plan.layers.size(),
                                  grouped(plan.model.all),

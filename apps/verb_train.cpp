@@ -30,11 +30,10 @@ int train(const TrainArguments& arguments) {
   CommOptions options;
   if (loaded.config.comm.reduction == config::ReductionOrder::library)
     options.reduction = Reduction::library;
+  // MPI sets the variables of a launcher even for a process that has none.
+  const ConsoleStyle console = console_style(arguments.console, this_terminal());
   return run_ranks(options, [&](const RankPlace& place) {
-    TrainRun run(loaded,
-                 resume_of(arguments.resume),
-                 place,
-                 console_style(arguments.console, this_terminal()));
+    TrainRun run(loaded, resume_of(arguments.resume), place, console);
     return run.execute();
   });
 }
