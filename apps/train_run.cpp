@@ -217,7 +217,11 @@ void TrainRun::save() {
   last_saved_ = trainer_->steps_done();
   if (is_root()) {
     const ShownProgress progress(report_.sinks(), "save");
+    const auto from = std::chrono::steady_clock::now();
     const auto tensors = trainer_->state();
+    std::size_t bytes = 0;
+    for (const auto& tensor : tensors)
+      bytes += tensor.bytes();
     save_checkpoint(checkpoints(),
                     last_saved_,
                     tensors,
@@ -226,10 +230,15 @@ void TrainRun::save() {
                     config().checkpoint.keep_last,
                     config().checkpoint.keep_every,
                     trainer_->stream());
-    report_.event({.type = "save",
-                   .step = last_saved_,
-                   .texts = {{"path", checkpoints().string()}},
-                   .line = fmt::format("save {}", checkpoints().string())});
+    report_.event(
+        {.type = "save",
+         .step = last_saved_,
+         .values =
+             {{"bytes", static_cast<double>(bytes)},
+              {"seconds",
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count()}},
+         .texts = {{"path", checkpoints().string()}},
+         .line = fmt::format("save {}", checkpoints().string())});
   }
   host_.barrier();
 }
