@@ -105,6 +105,7 @@ void RunReport::measure_memory() {
 StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) {
   StepRecord record;
   record.step = stats.step;
+  record.time = unix_time();
   record.steps = config().train.steps;
   record.loss = stats.loss;
   const auto& model = config().model;

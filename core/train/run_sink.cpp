@@ -1,6 +1,12 @@
 #include "core/train/run_sink.h"
 
+#include <chrono>
+
 namespace moesaic {
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 void RunSinks::add(std::unique_ptr<RunSink> sink) {
   const std::lock_guard lock(mutex_);

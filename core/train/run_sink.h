@@ -11,6 +11,9 @@
 
 namespace moesaic {
 
+/// Unix time, seconds.
+double unix_time();
+
 /// What a life of a run (from one start to its end) says about itself before its first step.
 struct RunHeader {
   std::string config_hash;

@@ -24,6 +24,7 @@ ExpertLoad expert_load(std::vector<std::int64_t> tokens);
 /// What one step did, summed or averaged over all ranks. Fields without a value appear in no output.
 struct StepRecord {
   std::int64_t step = 0;                     ///< counted from 1
+  double time = 0;                           ///< Unix time of its end, seconds
   std::int64_t steps = 0;                    ///< of the whole run
   double loss = 0;                           ///< what is minimised
   std::map<std::string, double> loss_parts;  ///< by name: lm, mtp, balance, z, …

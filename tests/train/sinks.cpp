@@ -169,6 +169,7 @@ StepRecord record(std::int64_t step) {
   StepRecord r;
   r.step = step;
   r.steps = 20;
+  r.time = 1.75e9;
   r.loss = 5.0 / 3.0 + static_cast<double>(step);
   r.loss_parts["mtp"] = 0.1;
   r.grad_norm = 1.25;
@@ -269,6 +270,7 @@ TEST_CASE("metrics.jsonl, TensorBoard and Prometheus hold the same values") {
         Approx(1001));
   CHECK(metric("moesaic_loss_part", ",part=\"mtp\"") == 0.1);
   CHECK(metric("moesaic_eval_loss") == 2.5);
+  CHECK(metric("moesaic_last_step_timestamp_seconds") == step.at("time").get<double>());
   CHECK(metric("moesaic_data_ratio", ",source=\"web \\\"x\\\"\"") == 0.75);
   CHECK(metric("moesaic_running") == 0);
   CHECK(metric("moesaic_dead_experts") == 1);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "core/base/crc32c.h"
 #include "core/base/error.h"
 #include "core/checkpoint/durable_file.h"
+#include "core/train/run_sink.h"
 
 namespace moesaic {
 namespace {
@@ -76,20 +76,16 @@ std::string record_of(std::string_view event) {
   return record;
 }
 
-double wall_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::string event_at(std::int64_t step) {
   std::string event;
-  put_double(event, 1, wall_time());
+  put_double(event, 1, unix_time());
   put_integer(event, 2, step);
   return event;
 }
 
 // Later than every file that is there, whatever the clocks of the machines say.
 std::int64_t next_second(const std::filesystem::path& folder) {
-  auto second = static_cast<std::int64_t>(wall_time());
+  auto second = static_cast<std::int64_t>(unix_time());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (name.rfind(kPrefix, 0) != 0) continue;
@@ -190,7 +186,7 @@ struct EventFile::Impl {
 
 EventFile::EventFile(const std::filesystem::path& folder) : impl_(std::make_unique<Impl>(folder)) {
   std::string event;
-  put_double(event, 1, wall_time());
+  put_double(event, 1, unix_time());
   put_bytes(event, 3, kVersion);
   impl_->file.write(record_of(event));
 }

@@ -78,6 +78,7 @@ std::string to_json(const StepRecord& r) {
   o.put("tokens", r.tokens);
   o.put("total_tokens", r.total_tokens);
   o.put("seconds", r.seconds);
+  o.put("time", r.time);
   o.put("skipped", r.skipped);
   if (!r.experts.empty()) o.put("experts", experts_to_json(r.experts, o));
   o.put("tokens_per_second", r.tokens_per_second());
@@ -125,12 +126,14 @@ MetricsFile::~MetricsFile() = default;
 
 void MetricsFile::on_header(const RunHeader& header) {
   Object o("header");
+  o.put("time", unix_time());
   o.put("config_hash", header.config_hash);
   o.put("version", header.version);
   o.put("ranks", std::int64_t{header.ranks});
   o.put("start_step", header.start_step);
   for (const auto& [key, value] : header.texts)
     o.put(key, value);
+  if (!header.lines.empty()) o.put("lines", ordered_json(header.lines));
   impl_->write(o.line());
 }
 
@@ -147,6 +150,7 @@ void MetricsFile::on_event(const RunEvent& event) {
     o.put(key, value);
   for (const auto& [key, value] : event.texts)
     o.put(key, value);
+  o.put("time", unix_time());
   impl_->write(o.line());
 }
 
@@ -155,6 +159,7 @@ void MetricsFile::on_end(const RunEnd& end) {
   o.put("step", end.step);
   o.put("exit_code", std::int64_t{end.exit_code});
   o.put("reason", end.reason);
+  o.put("time", unix_time());
   impl_->write(o.line());
 }
 

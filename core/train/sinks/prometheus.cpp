@@ -52,10 +52,6 @@ constexpr Metric kMetrics[] = {
     {"moesaic_disk_free_bytes", "gauge", "Free space where checkpoints are written."},
 };
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::string escaped(std::string_view value) {
   std::string text;
   for (const char c : value) {
@@ -136,7 +132,7 @@ void PrometheusFile::on_step(const StepRecord& r) {
   };
   set("moesaic_step", static_cast<double>(r.step));
   set("moesaic_target_steps", static_cast<double>(r.steps));
-  set("moesaic_last_step_timestamp_seconds", unix_time());
+  set("moesaic_last_step_timestamp_seconds", r.time);
   set("moesaic_step_duration_seconds", r.seconds);
   put("moesaic_tokens_total", r.total_tokens);
   put("moesaic_tokens_per_second", r.tokens_per_second());

@@ -36,6 +36,15 @@ perl -ne 'if (m{^step 10/12 .*eta (\d+):(\d+):(\d+)}) { $found = 1; die "$_" if 
 [ "$(grep -c '"type":"header"' run/metrics.jsonl)" -eq 2 ] || fail "not one header per life"
 grep -q '"type":"resume","step":8,"path"' run/metrics.jsonl || fail "no event of the continuation"
 
+# Stopped and continued, a run writes the same records as one that never stopped.
+for minutes in 0.000001 0.000001 1; do
+  ranks 2 run.dir=again log.expert_every=2 run.max_minutes=$minutes > again.txt 2>&1 || [ $? -eq 75 ] || fail "$(cat again.txt)"
+done
+same_records run/metrics.jsonl | grep -v '"step":\(9\|1[0-2]\)[,}]' > whole.records
+same_records again/metrics.jsonl > again.records
+grep -v '"type":"eval"' whole.records > a; grep -v '"type":"eval"' again.records | cmp - a || fail "records differ after continuing: $(diff a again.records)"
+[ "$(wc -l < a)" -eq 12 ] || fail "not 8 steps and 4 records of experts: $(cat a)"
+
 # kill -9 at odd moments: every line but the last of a life is whole, and the next life begins on a line of its own.
 for life in 1 2 3; do
   "$moesaic" train tiny.yaml run.dir=killed train.steps=100000 log.interval=1000 checkpoint.every=20 checkpoint.keep_last=2 train.eval_every=0 > /dev/null 2>&1 &

@@ -40,3 +40,9 @@ ranks() {
   shift
   "$mpirun" -np "$n" --oversubscribe --bind-to none "$moesaic" train tiny.yaml "$@"
 }
+# The steps, loads of experts and evaluations of a metrics.jsonl without what depends on the machine, last record of each step.
+same_records() {
+  perl -MJSON::PP -ne '$r = eval { decode_json($_) } or next; next unless $r->{type} =~ /^(step|experts|eval)$/;
+    delete @$r{qw(seconds time tokens_per_second tflops_per_device mfu memory_bytes host_bytes)}; $all{sprintf "%08d %s", $r->{step}, $r->{type}} = $r;
+    END { print JSON::PP->new->canonical->encode($all{$_}), "\n" for sort keys %all }' "$1"
+}
