@@ -103,10 +103,10 @@ def main():
     if "--inside" not in sys.argv:
         in_environment(os.path.join(work, "venv"))
     from tensorboard.backend.event_processing import event_accumulator as ea
-    tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli", "scripts", "tiny_run.sh")
+    tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli", "scripts", "expert_run.sh")
     os.chdir(work)
     shutil.rmtree("run", ignore_errors=True)
-    subprocess.run(["sh", "-c", f". '{tiny}'; tiny_run"], check=True)
+    subprocess.run(["sh", "-c", f". '{tiny}'; expert_run"], check=True)
     settings = ["log.expert_every=2", "train.steps=10", "checkpoint.every=4"]
     train(mpirun, moesaic, settings)
     for step in (8, 10):  # as if the first life had been killed after step 7

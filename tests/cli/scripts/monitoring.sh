@@ -7,8 +7,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$work"
 mkdir -p "$work/textfile"
 cd "$work"
-. "$here/tiny_run.sh"
-tiny_run
+. "$here/expert_run.sh"
+expert_run
 names() { # of metrics in the files
   grep -ho 'moesaic_[a-z][a-z_]*' "$@" | sort -u
 }

@@ -6,8 +6,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$work"
 mkdir -p "$work"
 cd "$work"
-. "$here/tiny_run.sh"
-tiny_run
+. "$here/expert_run.sh"
+expert_run
 escape=$(printf '\033')
 has() { grep -q -e "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"; }
 

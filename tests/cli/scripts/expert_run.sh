@@ -1,6 +1,6 @@
-# Sourced by tests that train: `tiny_run` writes text.txt and tiny.yaml into the current folder, a hybrid model of two
+# Sourced by tests that train: `expert_run` writes text.txt and tiny.yaml into the current folder, a hybrid model of two
 # layers whose steps take milliseconds. Also fail() and, for what runs MPI, `ranks N ARGUMENT…` (needs $mpirun, $moesaic).
-tiny_run() {
+expert_run() {
   perl -e 'srand 7; for my $d (1 .. 40) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. 60), "\n\f\n" }' > text.txt
   cat > tiny.yaml <<'YAML'
 model:
