@@ -324,12 +324,18 @@ int TrainRun::execute() {
   open_run_dir();
   print_header();
   open_metrics();
-  return train();
+  try {
+    return train();
+  } catch (...) {
+    checkpointing_->drain();
+    throw;
+  }
 }
 
 int TrainRun::train() {
   const auto& train = config().train;
   while (trainer_->steps_done() < train.steps) {
+    look_at_saves();
     StopReason stop = StopReason::none;
     const auto stats = next_step(stop);
     if (!stats) return stop_early(stop);
@@ -340,7 +346,8 @@ int TrainRun::train() {
       report_eval(false);
     const std::int64_t every = config().checkpoint.every;
     // A state that only skips must not push good checkpoints out.
-    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0) save();
+    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0)
+      checkpointing_->save();
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
     throw NumericsError(fmt::format(
@@ -348,7 +355,7 @@ int TrainRun::train() {
         bad,
         train.steps - bad));
   }
-  if (config().checkpoint.save_at_end) save();
+  if (config().checkpoint.save_at_end) checkpointing_->finish();
   if (valid_) report_final();
   say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
                   trainer_->steps_done(),
@@ -358,14 +365,15 @@ int TrainRun::train() {
   return 0;
 }
 
-void TrainRun::save() {
-  checkpointing_->save();
-  if (checkpointing_->has_saved()) stops_->save_took(checkpointing_->last_save_seconds());
+void TrainRun::look_at_saves() {
+  checkpointing_->look();
+  if (const double seconds = checkpointing_->last_save_seconds(); seconds > 0)
+    stops_->save_took(seconds);
 }
 
 // Whatever the interval: a run that is stopped more often than it saves must get on all the same.
 int TrainRun::stop_early(StopReason reason) {
-  save();
+  checkpointing_->finish();
   stops_->remove_file();
   say(fmt::format("stopped    {} at step {} of {}; the same command continues (exit code 75)",
                   to_string(reason),

@@ -45,7 +45,7 @@ class TrainRun {
   int stop_early(StopReason reason);
   void refuse_bad_numbers() const;
   void report(const StepStats& stats);
-  void save();
+  void look_at_saves();
   double report_eval(bool whole);
   void open_run_dir();
   void report_final();

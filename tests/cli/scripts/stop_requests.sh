@@ -4,15 +4,16 @@
 set -eu
 . "${0%/*}/tiny_run.sh"
 
-steps=40
+steps=300
+last=step-00000300
 long() { # folder, further settings…
   dir=$1
   shift
-  run run.dir="$dir" train.steps=$steps train.eval_every=8 checkpoint.every=6 checkpoint.keep_last=2 "$@"
+  run run.dir="$dir" train.steps=$steps train.eval_every=50 checkpoint.every=12 checkpoint.keep_last=2 "$@"
 }
 same_as_whole() {
   for f in model.safetensors optimizer.safetensors ema.safetensors; do
-    cmp "whole/checkpoints/step-000000$steps/$f" "$1/checkpoints/step-000000$steps/$f" || fail "$1: $f differs from the quiet run"
+    cmp "whole/checkpoints/$last/$f" "$1/checkpoints/$last/$f" || fail "$1: $f differs from the quiet run"
   done
   records whole > whole.records
   records "$1" > stopped.records
@@ -46,8 +47,8 @@ lives=0
 disturbed() {
   folder=$1 disturb=$2
   : > out.txt
-  "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.dir="$folder" train.steps=$steps train.eval_every=8 \
-    checkpoint.every=6 checkpoint.keep_last=2 > out.txt 2>&1 &
+  "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.dir="$folder" train.steps=$steps train.eval_every=50 \
+    checkpoint.every=12 checkpoint.keep_last=2 > out.txt 2>&1 &
   process=$!
   "$disturb" $process
   code=0
@@ -60,8 +61,8 @@ grep -q 'stop  .*kill -USR1' quiet.txt || fail "the header does not say how to s
 
 at_the_start() { wait_for_rank "$1"; kill -USR1 "$1"; }
 twice_in_a_step() { wait_for_rank "$1"; wait_for_line "$1" 'step 5/'; kill -USR1 "$1"; kill -USR1 "$1"; }
-a_rank_at_an_evaluation() { wait_for_rank "$1"; wait_for_line "$1" "step 8 | eval"; kill -USR1 "$rank"; }
-at_a_save() { wait_for_rank "$1"; wait_for_line "$1" 'step 12/'; kill -USR1 "$1"; }
+a_rank_at_an_evaluation() { wait_for_rank "$1"; wait_for_line "$1" "step 50 | eval"; kill -USR1 "$rank"; }
+at_a_save() { wait_for_rank "$1"; wait_for_line "$1" 'step 84/'; kill -USR1 "$1"; }
 by_file() { touch signals/stop; } # there before the first step
 at_the_last_step() { wait_for_rank "$1"; wait_for_line "$1" "step $((steps - 1))/"; kill -USR1 "$rank" 2> /dev/null || true; }
 for moment in at_the_start twice_in_a_step a_rank_at_an_evaluation at_a_save by_file; do
