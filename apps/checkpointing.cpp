@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/resume.h"
 #include "core/checkpoint/checkpoint.h"
 
 namespace moesaic::apps {
@@ -179,9 +180,11 @@ void Checkpointing::report(std::int64_t step, double stall, double seconds) {
 
 SaveRequest Checkpointing::request() const {
   const config::Config& config = parts_.loaded->config;
+  StateValues values = parts_.trainer->values();
+  if (!origin_.empty()) values.texts[kOriginValue] = origin_;
   return {.checkpoints = checkpoints_of(config),
           .step = parts_.trainer->steps_done(),
-          .values = parts_.trainer->values(),
+          .values = std::move(values),
           .config_yaml = config::effective_yaml(*parts_.loaded),
           .keep_last = config.checkpoint.keep_last,
           .keep_every = config.checkpoint.keep_every};

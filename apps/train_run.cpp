@@ -36,8 +36,8 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
-TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place)
-    : loaded_(loaded), resume_(resume), place_(place), host_(place.world) {}
+TrainRun::TrainRun(const config::LoadedConfig& loaded, ResumeChoice resume, const RankPlace& place)
+    : loaded_(loaded), resume_(std::move(resume)), place_(place), host_(place.world) {}
 TrainRun::~TrainRun() = default;
 
 void TrainRun::say(const std::string& line) const {
@@ -310,20 +310,36 @@ void TrainRun::prepare_saving() {
       .expected_save_seconds = checkpoint_bytes(*trainer_) / kGuessedBytesPerSecond});
 }
 
+// From the checkpoint to continue from, else from the weights to start with; returns changed keys.
+std::vector<ConfigChange> TrainRun::load_state() {
+  const ResumeParts parts{.loaded = &loaded_,
+                          .choice = resume_,
+                          .host = &host_,
+                          .trainer = trainer_.get(),
+                          .say = [this](const std::string& line) { say(line); }};
+  const Continued continued = continue_run(parts);
+  checkpointing_->set_origin(continued.origin);
+  if (continued.is_own) checkpointing_->is_saved();
+  if (!continued.yes && config().checkpoint.load_weights) load_start_weights(parts);
+  return continued.changes;
+}
+
 int TrainRun::execute() {
   prepare();
   mark_ranges();
   if (is_root()) lock_ = lock_run_dir(config().run.dir);
   prepare_saving();
-  const bool continued = continue_run({.loaded = &loaded_,
-                                       .resume = resume_,
-                                       .host = &host_,
-                                       .trainer = trainer_.get(),
-                                       .say = [this](const std::string& line) { say(line); }});
-  if (continued) checkpointing_->is_saved();
+  const std::vector<ConfigChange> changes = load_state();
   open_run_dir();
   print_header();
   open_metrics();
+  for (const ConfigChange& c : changes) {
+    if (metrics_)
+      metrics_->event("changed",
+                      trainer_->steps_done(),
+                      {},
+                      {{"key", c.key}, {"before", c.before}, {"after", c.after}});
+  }
   try {
     return train();
   } catch (...) {
@@ -395,6 +411,26 @@ void TrainRun::refuse_bad_numbers() const {
                   step,
                   step - limit + 1,
                   step));
+}
+
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback) {
+  catch_stop_signals();  // first of all: a signal during the start is not lost
+  config::LoadedConfig loaded;
+  ResumeChoice choice;
+  const int problem = run_before_mpi([&] {
+    loaded = load();
+    choice = resume_choice(resume, fallback);
+  });
+  if (problem != 0) return problem;
+  CommOptions options;
+  if (loaded.config.comm.reduction == config::ReductionOrder::library)
+    options.reduction = Reduction::library;
+  return run_ranks(options, [&](const RankPlace& place) {
+    TrainRun run(loaded, choice, place);
+    return run.execute();
+  });
 }
 
 }  // namespace moesaic::apps

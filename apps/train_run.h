@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +24,7 @@ namespace moesaic::apps {
 /// saves, and says on rank 0 what it does.
 class TrainRun {
  public:
-  TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place);
+  TrainRun(const config::LoadedConfig& loaded, ResumeChoice resume, const RankPlace& place);
   ~TrainRun();
   /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
   int execute();
@@ -35,6 +36,7 @@ class TrainRun {
   void prepare();
   void check_memory() const;
   void prepare_saving();
+  std::vector<ConfigChange> load_state();
   std::string memory_line() const;
   void print_header() const;
   void open_metrics();
@@ -51,7 +53,7 @@ class TrainRun {
   void report_final();
 
   const config::LoadedConfig& loaded_;
-  Resume resume_;
+  ResumeChoice resume_;
   RankPlace place_;
   Communicator& host_;                          // of all ranks, for host memory
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
@@ -71,5 +73,10 @@ class TrainRun {
       phase_flops_;  ///< last step, training FLOPs per token
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+/// The verbs `train` and `resume`: `load` reads the configuration before MPI starts. Returns the exit code.
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback);
 
 }  // namespace moesaic::apps

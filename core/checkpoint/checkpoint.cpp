@@ -185,10 +185,11 @@ std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
     try {
       read_manifest(folder);
     } catch (const InputError& e) {
-      throw InputError(fmt::format(
-          "the newest checkpoint is damaged: {}. To continue from an older one, move {} away",
-          e.what(),
-          folder.string()));
+      throw InputError(
+          fmt::format("the newest checkpoint is damaged: {}. To continue from an older one, move "
+                      "{} away, or use --fallback",
+                      e.what(),
+                      folder.string()));
     }
     return CheckpointInfo{step, folder};
   }

@@ -124,6 +124,14 @@ void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
     "4; continue = it says so and goes on with the checkpoints that it has. The last save of a run "
     "always has to succeed.");
   f("save_at_end", &S::save_at_end, "A checkpoint after the last step.");
+  f("load_weights",
+    &S::load_weights,
+    "A new run starts from the weights of this checkpoint: PATH of a run or of one of its step-… "
+    "folders, or PATH@STEP. Nothing else is taken from there: step, data and optimizer start anew. "
+    "A run that continues from a checkpoint of its own takes no notice; null = initial weights "
+    "from run.seed.")
+      .in(Unit::path)
+      .example("runs/pretrained@20000");
 }
 
 void CommConfig::describe(Fields<CommConfig>& f) {

@@ -59,6 +59,7 @@ struct CheckpointConfig {
   bool async = true;
   OnSaveError on_error = OnSaveError::stop;
   bool save_at_end = true;
+  std::optional<std::string> load_weights;
   static void describe(Fields<CheckpointConfig>& f);
 };
 

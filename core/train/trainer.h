@@ -72,8 +72,12 @@ class Trainer {
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
+  /// Those of the model: parameters, and buffers that are stored like them (router biases).
+  std::vector<StateTensor> weights() const;
   StateValues values() const;
   void load_values(const StateValues& values);
+  /// After weights() alone were filled, at step 0: what is derived from them follows.
+  void weights_were_loaded();
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
