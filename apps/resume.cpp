@@ -8,7 +8,7 @@
 #include "apps/checkpoint_path.h"
 #include "apps/checkpointing.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/durable_file.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/manifest.h"
 #include "core/config/on_resume.h"
 
