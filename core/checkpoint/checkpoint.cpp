@@ -48,15 +48,6 @@ void remove_unfinished(const fs::path& checkpoints) {
   }
 }
 
-// Takes the name away first, so that an interruption never leaves half of a checkpoint under its
-// name.
-void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
-  const fs::path doomed = checkpoints / (kTemporary + folder_name(step) + "-deleted");
-  remove_folder(doomed);
-  rename_or_exchange(checkpoints / folder_name(step), doomed);
-  remove_folder(doomed);
-}
-
 // What lies in the files besides the tensors: headers, and lines of the manifest, about 400 bytes per tensor.
 std::uint64_t bytes_needed(std::span<const StateTensor> tensors, const std::string& config_yaml) {
   std::uint64_t bytes = (std::uint64_t{1} << 16) + config_yaml.size();
@@ -124,6 +115,13 @@ void apply_retention(const fs::path& checkpoints,
 }
 
 }  // namespace
+
+void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
+  const fs::path doomed = checkpoints / (kTemporary + folder_name(step) + "-deleted");
+  remove_folder(doomed);
+  rename_or_exchange(checkpoints / folder_name(step), doomed);
+  remove_folder(doomed);
+}
 
 void save_checkpoint(const fs::path& checkpoints,
                      std::int64_t step,

@@ -70,6 +70,8 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
 /// Complete checkpoints in ascending order of step: manifest valid, all files there with their
 /// sizes. Other files and folders are passed over.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
+/// Deletes one. Its name goes first, so that an interruption leaves no half of it under its name. Throws ResourceError.
+void delete_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
 /// The one to continue from. A newer folder that has a manifest but is not complete was damaged
 /// after it was saved; going on from an older one would silently lose steps, so that is an
 /// InputError that says what to do.
