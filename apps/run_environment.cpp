@@ -1,9 +1,7 @@
 #include "apps/run_environment.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
-#include <map>
+#include <cctype>
 
 #include <fmt/format.h>
 #include <sched.h>
@@ -55,13 +53,6 @@ bool sounds_secret(std::string name) {
     if (name.find(word) != std::string::npos) return true;
   }
   return false;
-}
-
-std::string command_of(int process) {
-  std::ifstream file(fmt::format("/proc/{}/comm", process));
-  std::string name;
-  std::getline(file, name);
-  return name;
 }
 
 }  // namespace
@@ -126,15 +117,6 @@ std::string binding_warning(Communicator& host, std::int64_t threads) {
       host.size(),
       threads,
       threads);
-}
-
-int process_to_signal() {
-  const int parent = ::getppid();
-  const std::string name = command_of(parent);
-  for (const char* launcher : {"mpirun", "mpiexec", "orterun", "prterun", "prun"}) {
-    if (name == launcher) return parent;
-  }
-  return ::getpid();
 }
 
 }  // namespace moesaic::apps

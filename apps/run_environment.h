@@ -22,7 +22,4 @@ int allowed_processors();
 /// All ranks call it. A warning when ranks with `threads` threads are bound to one processor; else empty.
 std::string binding_warning(Communicator& host, std::int64_t threads);
 
-/// Whom to send a signal that is meant for all ranks: mpirun when it is this process's parent, else this process.
-int process_to_signal();
-
 }  // namespace moesaic::apps

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "apps/run_environment.h"
+#include "apps/stop_requests.h"
 #include "apps/version.h"
 #include "core/base/crc32c.h"
 #include "core/model/plan.h"
@@ -171,11 +172,7 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   lines.push_back(checkpoint_line(c));
   if (const auto set = notable_variables(); !set.empty())
     lines.push_back(fmt::format("env        {}", fmt::join(set, " ")));
-  lines.push_back(fmt::format(
-      "stop       kill -USR1 {} finishes the step, saves and ends with exit code {}; the same "
-      "command continues",
-      process_to_signal(),
-      static_cast<int>(ExitCode::requeue)));
+  lines.push_back("stop       " + how_to_stop(c.run.dir));
   return lines;
 }
 

@@ -19,7 +19,8 @@ struct RunFacts {
   bool uses_nccl = false;
   std::string mpi_version;
   std::int64_t steps_done = 0;
-  std::string checkpoint;  ///< that it continues from; empty: it begins
+  bool continues = false;
+  std::string checkpoint;  ///< that it continues from, where that was named
 };
 
 /// The header of a run: for machines, and as lines for a reader. All ranks call this.

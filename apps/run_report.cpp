@@ -82,7 +82,7 @@ void RunReport::begin(const RunFacts& facts) {
   open_files(facts);
   sinks_.on_header(header);
   RunEvent event;
-  event.type = facts.checkpoint.empty() ? "start" : "resume";
+  event.type = facts.continues ? "resume" : "start";
   event.step = facts.steps_done;
   if (!facts.checkpoint.empty()) event.texts["path"] = facts.checkpoint;
   sinks_.on_event(event);

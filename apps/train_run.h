@@ -1,27 +1,31 @@
 #pragma once
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "apps/assembly.h"
+#include "apps/checkpointing.h"
 #include "apps/file_lock.h"
 #include "apps/launch.h"
+#include "apps/resume.h"
 #include "apps/run_report.h"
+#include "apps/stop_requests.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
 
 namespace moesaic::apps {
-
-enum class Resume { automatic, must, never };
 
 /// One training run, from the point of view of one rank: builds the parts, continues from a checkpoint, loops, evaluates,
 /// saves, and says on rank 0 what it does.
 class TrainRun {
  public:
   TrainRun(const config::LoadedConfig& loaded,
-           Resume resume,
+           ResumeChoice resume,
            const RankPlace& place,
            const ConsoleStyle& console);
   ~TrainRun();
@@ -31,24 +35,25 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
-  int train();
   void prepare();
   void check_memory() const;
-  void lock_run_dir();
-  void continue_from_checkpoint();
-  void report_changes(const std::string& checkpoint);
+  void prepare_saving();
+  std::vector<ConfigChange> load_state();
   std::string memory_line() const;
   void begin_report();
+  int run();
   void mark_ranges();
-  StepStats next_step();
-  void save();
+  int train();
+  std::optional<StepStats> next_step(StopReason& stop);
+  std::optional<StepStats> traced_step(std::int64_t& stop_wish);
+  int stop_early(StopReason reason);
+  void refuse_bad_numbers() const;
+  void look_at_saves();
   double evaluate(bool whole);
   void open_run_dir();
-  bool out_of_time();
-  std::filesystem::path checkpoints() const;
 
   const config::LoadedConfig& loaded_;
-  Resume resume_;
+  ResumeChoice resume_;
   RankPlace place_;
   Communicator& host_;  // of all ranks, for host memory
   RunReport report_;
@@ -60,9 +65,17 @@ class TrainRun {
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;
-  std::int64_t last_saved_ = -1;
-  std::string continued_from_;  // checkpoint; empty: the run begins
+  std::unique_ptr<Checkpointing> checkpointing_;
+  std::unique_ptr<StopRequests> stops_;
+  bool continues_ = false;
+  std::string continued_from_;  // checkpoint named by --resume
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+/// The verbs `train` and `resume`: `load` reads the configuration before MPI starts. Returns the exit code.
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback,
+                 const ConsoleArguments& console);
 
 }  // namespace moesaic::apps

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/train/run_sink.h"
 
 namespace moesaic {
