@@ -24,17 +24,19 @@ records() {
   grep -E '"type":"(step|eval)"' "$1/metrics.jsonl" | sed -E 's/,"(seconds|time|tokens_per_second|tflops_per_device|mfu|memory_bytes|host_bytes)":[^,}]*//g' |
     perl -ne '/"type":"(\w+)","step":(\d+)/ or next; $r{sprintf "%08d %s", $2, $1} = $_; END { print map { $r{$_} } sort keys %r }'
 }
-# Waits until mpirun has started a rank, and a moment more; sets $rank.
+# Waits until mpirun has started both ranks and they catch SIGUSR1 (signal 10: bit 9 of the mask); sets $rank.
 wait_for_rank() {
-  rank=
-  while [ -z "$rank" ]; do
+  ready=0
+  while [ $ready -lt 2 ]; do
     kill -0 "$1" 2> /dev/null || fail "mpirun has ended: $(cat out.txt)"
+    ready=0
     for child in $(cat "/proc/$1/task/$1/children" 2> /dev/null); do
-      [ "$(cat "/proc/$child/comm" 2> /dev/null)" = moesaic ] && rank=$child
+      case $(grep SigCgt "/proc/$child/status" 2> /dev/null) in
+        *[2367abef]??) [ "$(cat "/proc/$child/comm" 2> /dev/null)" = moesaic ] && ready=$((ready + 1)) && rank=$child ;;
+      esac
     done
     sleep 0.02
   done
-  sleep 0.05
 }
 wait_for_line() { # process, text
   until grep -q "$2" out.txt; do
