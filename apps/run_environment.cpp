@@ -1,6 +1,7 @@
 #include "apps/run_environment.h"
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <iterator>
 #include <map>

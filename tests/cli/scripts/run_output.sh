@@ -34,7 +34,7 @@ ranks 2 train.steps=12 > more.txt
 has more.txt '^step 9/12 (warm-up)'
 perl -ne 'if (m{^step 10/12 .*eta (\d+):(\d+):(\d+)}) { $found = 1; die "$_" if $1 * 3600 + $2 * 60 + $3 > 60 } END { die "no step 10\n" unless $found }' more.txt || fail "time left"
 [ "$(grep -c '"type":"header"' run/metrics.jsonl)" -eq 2 ] || fail "not one header per life"
-grep -q '"type":"resume","step":8,"path"' run/metrics.jsonl || fail "no event of the continuation"
+grep -q '"type":"resume","step":8,' run/metrics.jsonl || fail "no event of the continuation"
 
 # Stopped and continued, a run writes the same records as one that never stopped.
 for minutes in 0.000001 0.000001 1; do
@@ -90,7 +90,7 @@ else
 fi
 "$moesaic" train tiny.yaml run.dir=t6 --progress=none --color=always > none.txt
 ! grep -q '^step 1/8' none.txt || fail "--progress=none prints steps"
-has none.txt "$escape\[32mstep 4 | save"
+has none.txt "$escape\[32mstep 4 | eval"
 set +e
 "$moesaic" train tiny.yaml --progress=bars > wrong.txt 2>&1
 [ $? -eq 2 ] || fail "a wrong --progress is accepted"
