@@ -17,10 +17,12 @@ struct Result {
   std::string output;
 };
 
-/// Runs the executable through the shell. `streams`: redirections, such as "2>&1".
-Result moesaic(const std::string& arguments, const std::string& streams = "2>&1") {
+/// Runs the executable through the shell. `streams`: redirections, such as "2>&1"; `before`: what stands before its name.
+Result moesaic(const std::string& arguments,
+               const std::string& streams = "2>&1",
+               const std::string& before = "") {
   Result result;
-  FILE* pipe = popen((MOESAIC_BINARY " " + arguments + " " + streams).c_str(), "r");
+  FILE* pipe = popen((before + MOESAIC_BINARY " " + arguments + " " + streams).c_str(), "r");
   REQUIRE(pipe);
   std::array<char, 4096> buffer;
   for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
@@ -72,7 +74,8 @@ TEST_CASE("cli: schema and explain") {
   const Result key = moesaic("explain model.num_experts", "2>/dev/null");
   CHECK(key.code == 0);
   CHECK(contains(key.output, "Routed experts per MoE layer"));
-  for (const char* section : {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
+  for (const char* section :
+       {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
     const Result r = moesaic(std::string("explain ") + section, "2>&1");
     INFO(section);
     CHECK(r.code == 0);
@@ -172,4 +175,27 @@ TEST_CASE("cli: output that cannot be written is an error") {
   const Result full = moesaic("schema", "2>&1 >/dev/full");
   CHECK(full.code == 4);
   CHECK(contains(full.output, "standard output could not be written"));
+}
+
+TEST_CASE("cli: a process that belongs to no MPI world is refused, and only where ranks matter") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  const auto under = [&](const std::string& variables, const std::string& arguments) {
+    return moesaic(arguments, "2>&1", "env " + variables + " ");
+  };
+  const std::string allocation = "SLURM_JOB_ID=7 SLURM_NTASKS=2";
+  const std::string step = allocation + " SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=";
+  const Result alone = under(allocation, "train " + config);
+  CHECK(alone.code == 2);
+  CHECK(contains(alone.output, "inside a Slurm allocation for 2 tasks"));
+  const Result first = under(step + "0", "train " + config);
+  CHECK(first.code == 2);
+  CHECK(contains(first.output, "srun --mpi=pmix -n 2"));
+  const Result second = under(step + "1", "train " + config);
+  CHECK(second.code == 2);
+  CHECK(second.output.empty());  // one of them speaks
+  const Result mpich = under("PMI_SIZE=2 PMI_RANK=0", "train " + config);
+  CHECK(mpich.code == 2);
+  CHECK(contains(mpich.output, "PMI_SIZE=2"));
+  CHECK(under(allocation, "plan " + config).code == 0);
+  CHECK(under(step + "1", "explain run.seed").code == 0);
 }
