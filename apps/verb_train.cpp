@@ -22,6 +22,7 @@ Resume resume_of(const std::string& text) {
 }
 
 int train(const TrainArguments& arguments) {
+  catch_stop_signals();  // first of all: a signal during the start is not lost
   config::LoadedConfig loaded;
   const int problem = run_before_mpi(
       [&] { loaded = config::load_config(arguments.config.path, arguments.config.overrides); });
