@@ -218,6 +218,13 @@ const char* environment_variable(const char* name) {
 
 }  // namespace
 
+std::string mpi_library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version", 0);
+  return text.data();
+}
+
 struct MpiEnvironment::Impl {
   std::shared_ptr<CommQueue> queue = std::make_shared<CommQueue>();
   std::unique_ptr<MpiCommunicator> world;
@@ -241,10 +248,7 @@ struct MpiEnvironment::Impl {
           "this MPI library offers no thread support (MPI_THREAD_FUNNELED); use Open MPI 4.1 or "
           "newer");
     }
-    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-    int length = 0;
-    MOESAIC_MPI(MPI_Get_library_version(text.data(), &length));
-    version = text.data();
+    version = mpi_library_version();
     MPI_Comm machine = MPI_COMM_NULL;
     MOESAIC_MPI(
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine));

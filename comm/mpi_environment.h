@@ -6,6 +6,9 @@
 
 namespace moesaic {
 
+/// What the MPI library calls itself: "Open MPI v4.1.4, package: …". Needs no MpiEnvironment.
+std::string mpi_library_version();
+
 /// Owns MPI: starts it on the communication thread (which is the only one that ever calls it, level
 /// MPI_THREAD_FUNNELED) and ends it. One per process, made before anything that needs ranks.
 /// Throws UsageError as check_launch_before_mpi() and check_launch() do (comm/launch_check.h).

@@ -199,3 +199,36 @@ TEST_CASE("cli: a process that belongs to no MPI world is refused, and only wher
   CHECK(under(allocation, "plan " + config).code == 0);
   CHECK(under(step + "1", "explain run.seed").code == 0);
 }
+
+TEST_CASE("cli: doctor") {
+  const std::string root = "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ";
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  const std::string temporary = std::filesystem::temp_directory_path().string();
+  const Result text =
+      moesaic("doctor " + config + " run.dir=" + temporary + "/not/there", "2>&1", root);
+  CHECK(text.code == 0);
+  for (const char* what :
+       {"launch", "MPI", "CUDA", "locked memory", "open files", "shared memory", "disk", "room"})
+    CHECK(contains(text.output, std::string(" ") + what + " "));
+  CHECK(contains(text.output, "0 failed"));
+  CHECK_FALSE(std::filesystem::exists(temporary + "/not"));
+  const Result json = moesaic("doctor --json", "2>/dev/null", root);
+  CHECK(json.code == 0);
+  CHECK(contains(json.output, "\"ok\": true"));
+  // A file where the folder should be.
+  const Result file = moesaic("doctor " + config + " run.dir=" + config, "2>&1", root);
+  CHECK(file.code == 2);
+  CHECK(contains(file.output, "not a folder"));
+  const Result lost = moesaic("doctor", "2>&1", "env SLURM_NTASKS=2 ");
+  CHECK(lost.code == 2);
+  CHECK(contains(lost.output, "fail  launch"));
+  CHECK(contains(lost.output, "mpirun -np 2"));
+  CHECK(contains(lost.output, "ok    MPI"));  // the rest is looked at all the same
+  const Result ranks =
+      moesaic("doctor", "2>&1", root + "mpirun -np 2 --oversubscribe --bind-to none ");
+  CHECK(ranks.code == 0);
+  CHECK(contains(ranks.output, "mpirun; 2 rank(s), 2 on this machine"));
+  CHECK(contains(ranks.output, "ok    clocks"));
+  CHECK(ranks.output.find("ok    MPI") == ranks.output.rfind("ok    MPI"));
+  CHECK(moesaic("doctor no_such_file.yaml", "2>&1", root).code != 0);
+}
