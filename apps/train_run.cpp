@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/doctor/start_warnings.h"
 #include "apps/version.h"
 #include "comm/device_communicator.h"
 #include "core/base/crc32c.h"
@@ -47,6 +48,11 @@ void TrainRun::say(const std::string& line) const {
 void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  if (place_.local_size > 1) {
+    const std::string warning =
+        doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
+    if (!warning.empty()) say("warning    " + warning);
+  }
   train_ = open_tokens(config().data.train, config());
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   if (device.kind == Device::Kind::cuda) {
