@@ -26,6 +26,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
     moesaic::apps::add_bench,
+    moesaic::apps::add_doctor,
 };
 
 int code(ExitCode exit_code) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/doctor/start_warnings.h"
 #include "comm/device_communicator.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
@@ -40,6 +41,11 @@ TrainRun::~TrainRun() = default;
 void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  if (place_.local_size > 1) {
+    const std::string warning =
+        doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
+    if (!warning.empty()) say("warning    " + warning);
+  }
   train_ = open_tokens(config().data.train, config());
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   if (device.kind == Device::Kind::cuda) {

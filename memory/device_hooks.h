@@ -16,6 +16,16 @@ int device_count() noexcept;  ///< 0 without CUDA, without a driver or without a
 std::string device_problem(Device device);
 /// "NVIDIA H200".
 std::string device_name(Device device);
+/// What the runtime tells about a device; clocks are its highest.
+struct DeviceFacts {
+  int major = 0, minor = 0;  ///< compute capability
+  bool ecc = false;
+  int clock_mhz = 0, memory_clock_mhz = 0;
+};
+DeviceFacts device_facts(Device device);
+/// The newest CUDA that the driver supports, and the one that this program was built with: 12040 is 12.4, 0 is none.
+int driver_version() noexcept;
+int runtime_version() noexcept;
 /// Makes `device` the calling thread's current one, so that whatever the thread allocates or asks for belongs to it.
 void select_device(Device device);
 /// Bytes of the device as the driver counts them, whoever uses them.

@@ -136,6 +136,33 @@ std::string device_name(Device device) {
   return properties.name;
 }
 
+DeviceFacts device_facts(Device device) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    MOESAIC_CUDA_CALL(cudaDeviceGetAttribute(&value, which, device.ordinal));
+    return value;
+  };
+  return {.major = attribute(cudaDevAttrComputeCapabilityMajor),
+          .minor = attribute(cudaDevAttrComputeCapabilityMinor),
+          .ecc = attribute(cudaDevAttrEccEnabled) != 0,
+          .clock_mhz = attribute(cudaDevAttrClockRate) / 1000,
+          .memory_clock_mhz = attribute(cudaDevAttrMemoryClockRate) / 1000};
+}
+
+int driver_version() noexcept {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess) return version;
+  cudaGetLastError();
+  return 0;
+}
+
+int runtime_version() noexcept {
+  int version = 0;
+  if (cudaRuntimeGetVersion(&version) == cudaSuccess) return version;
+  cudaGetLastError();
+  return 0;
+}
+
 void select_device(Device device) {
   use_device(device);
 }
