@@ -53,10 +53,10 @@ void TrainRun::say(const std::string& line) const {
 void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
-  train_ = open_tokens(config().data.train, config());
+  train_ = open_training_data(config());
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
   if (device.kind == Device::Kind::cuda) {
-    std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
+    std::vector<data::DocumentBound> documents{train_.document_bound()};
     if (valid_) documents.emplace_back(*valid_);
     const auto before = cuda::device_memory(device);
     memory_before_ = before.total - before.free;
@@ -203,6 +203,54 @@ std::string TrainRun::memory_line() const {
       static_cast<double>(driver.total) / kGiB);
 }
 
+// Where the tokens come from and how they are cut into steps.
+void TrainRun::print_data() const {
+  const std::vector<PhasePlan> phases = make_plan(config()).phases;
+  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
+                  train_.name(),
+                  train_.num_documents(),
+                  train_.num_tokens(),
+                  phases.front().sequence_length,
+                  phases.front().global_batch_size));
+  const auto weights = train_.weights();
+  double all = 0;
+  for (const double w : weights)
+    all += w;
+  for (const auto& set : train_.sets) {
+    if (train_.sets.size() == 1) break;
+    say(fmt::format("           {:.4f} % {}: {} documents, {} tokens",
+                    100 * set.weight / all,
+                    set.source->name(),
+                    set.source->num_documents(),
+                    set.source->num_tokens()));
+  }
+  for (const auto& set : train_.sets) {
+    if (!set.source->keeps_documents_whole()) continue;
+    const data::WholeWindows packed(set.source, phases.front().sequence_length);
+    say(fmt::format(
+        "           {}: {} windows of whole records; {} records cut to {} tokens, {} without a "
+        "target in them left out",
+        set.source->name(),
+        packed.count(),
+        packed.cut_documents(),
+        phases.front().sequence_length,
+        packed.left_out()));
+  }
+  for (const PhasePlan& phase : phases) {
+    if (phases.size() == 1) break;
+    say(fmt::format(
+        "phase      steps {} to {} | sequences of {} tokens, {} per step ({} at once) | {} to "
+        "{} tokens seen",
+        phase.begin + 1,
+        phase.end,
+        phase.sequence_length,
+        phase.global_batch_size,
+        phase.micro_batch_size,
+        phase.first_token,
+        phase.end_token));
+  }
+}
+
 void TrainRun::print_header() const {
   if (!is_root()) return;
   const ModelPlan plan = make_plan(config());
@@ -222,12 +270,7 @@ void TrainRun::print_header() const {
                   plan.model.all,
                   plan.model.active,
                   static_cast<double>(plan.training_flops) / 1e6));
-  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
-                  train_->name(),
-                  train_->num_documents(),
-                  train_->num_tokens(),
-                  c.data.sequence_length,
-                  c.train.global_batch_size));
+  print_data();
   std::string memory = "memory     per rank:";
   for (const auto& use : memory_in_use()) {
     if (static_cast<double>(use.bytes) >= 0.05 * kMiB)
@@ -355,6 +398,35 @@ void TrainRun::report_final() {
                   loss / bigram));
 }
 
+// How much of every data set the run has seen; of a blend, beside what its weights ask for.
+void TrainRun::report_data_use() {
+  if (!is_root()) return;
+  const std::vector<DataUse> all = trainer_->data_use();
+  std::int64_t samples = 0;
+  for (const DataUse& use : all)
+    samples += use.samples;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const DataUse& use = all[i];
+    const double share = static_cast<double>(use.samples) / static_cast<double>(samples);
+    std::string line = fmt::format("data       {}:", use.name);
+    if (all.size() > 1)
+      line +=
+          fmt::format(" {:.4f} % of the samples (weight {:.4f} %),", 100 * share, 100 * use.share);
+    say(line +
+        fmt::format(" {} samples, {} tokens, {:.3f} epochs", use.samples, use.tokens, use.epochs));
+    if (metrics_) {
+      metrics_->event("data",
+                      trainer_->steps_done(),
+                      {{"samples", static_cast<double>(use.samples)},
+                       {"tokens", static_cast<double>(use.tokens)},
+                       {"epochs", use.epochs},
+                       {"share", share},
+                       {"weight", use.share}},
+                      {{"name", use.name}});
+    }
+  }
+}
+
 // A traced step is watched by the trace alone.
 StepStats TrainRun::next_step() {
   const std::int64_t step = trainer_->steps_done() + 1;
@@ -427,6 +499,7 @@ int TrainRun::execute() {
         train.steps - bad));
   }
   if (checkpoint.save_at_end) save();
+  report_data_use();
   if (valid_) report_final();
   say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
                   trainer_->steps_done(),

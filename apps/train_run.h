@@ -38,6 +38,7 @@ class TrainRun {
   void report_changes(const std::string& checkpoint) const;
   std::string memory_line() const;
   void print_header() const;
+  void print_data() const;
   void open_metrics();
   void mark_ranges();
   StepStats next_step();
@@ -47,6 +48,7 @@ class TrainRun {
   void open_run_dir();
   bool out_of_time();
   void report_final();
+  void report_data_use();
   std::filesystem::path checkpoints() const;
 
   const config::LoadedConfig& loaded_;
@@ -57,7 +59,8 @@ class TrainRun {
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
-  std::shared_ptr<const data::TokenSource> train_, valid_;
+  data::Blend train_;
+  std::shared_ptr<const data::TokenSource> valid_;
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;

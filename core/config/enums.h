@@ -57,9 +57,9 @@ constexpr std::array<std::string_view, 1> names_of(RopeScalingType) {
 }
 
 /// How data files are read; automatic = by extension and first bytes.
-enum class DataFormat { automatic, bytes_text, megatron, llmc, nanogpt };
-constexpr std::array<std::string_view, 5> names_of(DataFormat) {
-  return {"auto", "bytes_text", "megatron", "llmc", "nanogpt"};
+enum class DataFormat { automatic, bytes_text, megatron, llmc, nanogpt, chat_jsonl };
+constexpr std::array<std::string_view, 6> names_of(DataFormat) {
+  return {"auto", "bytes_text", "megatron", "llmc", "nanogpt", "chat_jsonl"};
 }
 
 /// Type of the tokens in files without a header.

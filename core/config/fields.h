@@ -87,6 +87,8 @@ struct Field {
 struct Section {
   std::deque<Field> fields;
   std::shared_ptr<void> defaults;
+  /// Not empty: a single value stands for a group with this key alone, and groups are printed on one line.
+  std::string shorthand;
 
   const Field* find(std::string_view key) const;
 };
@@ -189,6 +191,9 @@ class Fields {
     };
     return field;
   }
+
+  /// A single value in place of the group is the value of this key.
+  void shorthand(std::string key) { section_.shorthand = std::move(key); }
 
  private:
   Section& section_;

@@ -58,8 +58,12 @@ Json type_schema(const Field& field, const Type& type) {
       if (!field.accepts_one) return list;
       return {{"anyOf", Json::array({type_schema(field, *type.item), list})}};
     }
-    case Kind::group:
-      return section_schema(*type.group);
+    case Kind::group: {
+      if (type.group->shorthand.empty()) return section_schema(*type.group);
+      const Field& member = *type.group->find(type.group->shorthand);
+      return {
+          {"anyOf", Json::array({type_schema(member, member.type), section_schema(*type.group)})}};
+    }
   }
   return {};
 }

@@ -10,6 +10,7 @@
 #include <glob.h>
 
 #include "core/base/error.h"
+#include "core/data/chat_source.h"
 #include "core/data/joined_source.h"
 #include "core/data/llmc_header.h"
 #include "core/data/megatron_source.h"
@@ -99,6 +100,7 @@ std::vector<std::string> expand_path(const std::string& path) {
 DataFormat format_of_file(const std::string& path, DataFormat format) {
   if (format != DataFormat::automatic) return format;
   std::error_code error;
+  if (ends_with(path, ".jsonl")) return DataFormat::chat_jsonl;
   if (ends_with(path, ".idx")) return DataFormat::megatron;
   if (!fs::exists(path, error) && fs::exists(path + ".idx", error)) return DataFormat::megatron;
   if (!ends_with(path, ".bin")) return DataFormat::bytes_text;
@@ -121,6 +123,8 @@ std::unique_ptr<TokenSource> open_file(const std::string& path, const FileOption
       return open_llmc(path, options.vocab_size, options.end_of_text);
     case DataFormat::nanogpt:
       return open_raw(path, options.vocab_size, options.end_of_text, options.raw_type);
+    case DataFormat::chat_jsonl:
+      return open_chat(path, options.vocab_size, byte_encoder());
     case DataFormat::automatic:
     case DataFormat::bytes_text:
       break;

@@ -46,6 +46,10 @@ class TokenSource {
   virtual void read(std::int64_t document,
                     std::int64_t begin,
                     std::span<std::int32_t> out) const = 0;
+  /// out[i] = 1 where token begin + i is a target of the loss, else 0. Only sources that keep documents whole have others.
+  virtual void read_targets(std::int64_t document, std::int64_t begin, std::span<char> out) const;
+  /// Whether a document must lie in one window (conversations), or may be cut wherever a window ends.
+  virtual bool keeps_documents_whole() const noexcept { return false; }
   virtual const std::string& name() const noexcept = 0;
   virtual std::int64_t num_tokens() const;
   virtual SourceInfo info() const { return {}; }
