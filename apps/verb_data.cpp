@@ -8,6 +8,9 @@ namespace {
 
 constexpr AddVerb kCommands[] = {
     add_data_info,
+    add_data_validate,
+    add_data_merge,
+    add_data_sample,
 };
 
 }  // namespace

@@ -6,5 +6,8 @@
 namespace moesaic::apps {
 
 void add_data_info(CLI::App& data, Action& action);
+void add_data_validate(CLI::App& data, Action& action);
+void add_data_merge(CLI::App& data, Action& action);
+void add_data_sample(CLI::App& data, Action& action);
 
 }  // namespace moesaic::apps
