@@ -5,6 +5,7 @@
 
 #include "core/config/check.h"
 #include "core/data/joined_source.h"
+#include "core/data/token_files.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
 #include "kernels/ops/op_list.h"
@@ -67,9 +68,15 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
 
 std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
                                                      const config::Config& config) {
+  const data::FileOptions options{.format = config.data.format,
+                                  .vocab_size = config.model.vocab_size,
+                                  .end_of_text = config.data.end_of_text,
+                                  .raw_type = config.data.token_dtype == config::TokenDtype::u16
+                                                  ? data::TokenType::u16
+                                                  : data::TokenType::u32};
   std::vector<std::shared_ptr<const data::TokenSource>> sources;
   for (const auto& path : paths)
-    sources.push_back(data::open_text(path, config.model.vocab_size));
+    sources.push_back(data::open_path(path, options));
   return data::join_sources(std::move(sources));
 }
 

@@ -341,7 +341,7 @@ double TrainRun::report_eval(bool whole) {
 // What a reader of text needs to judge the loss by: a model that knows only the frequencies of bytes, or of pairs.
 void TrainRun::report_final() {
   const double loss = report_eval(true);
-  if (!is_root() || config().data.format != config::DataFormat::bytes_text) return;
+  if (!is_root() || valid_->info().format != config::DataFormat::bytes_text) return;
   data::TokenCounts counts;
   counts.add(*valid_);
   const double unigram = data::unigram_entropy(counts), bigram = data::bigram_entropy(counts);

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "core/base/durable_file.h"
 #include "core/checkpoint/data_files.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/retention.h"
 

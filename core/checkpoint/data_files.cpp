@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/durable_file.h"
 #include "core/base/split_float.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {

@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/data_files.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/manifest.h"
 
 namespace moesaic {

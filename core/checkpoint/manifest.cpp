@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/crc32c.h"
-#include "core/checkpoint/durable_file.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {

@@ -34,7 +34,9 @@ void RunConfig::describe(Fields<RunConfig>& f) {
 
 void DataConfig::describe(Fields<DataConfig>& f) {
   using S = DataConfig;
-  f("train", &S::train, "Training data: a file, or a list of files.")
+  f("train",
+    &S::train,
+    "Training data: a file, a Megatron prefix, a folder or a pattern, or a list of them.")
       .required()
       .in(Unit::path)
       .one_or_list()
@@ -46,7 +48,18 @@ void DataConfig::describe(Fields<DataConfig>& f) {
   f("format",
     &S::format,
     "How the files are read. bytes_text: text files, one token per byte, documents separated by "
-    "a line that holds a form feed and nothing else.");
+    "a line that holds a form feed and nothing else. megatron: PREFIX.bin and PREFIX.idx. llmc: "
+    ".bin files of llm.c. nanogpt: raw tokens without header. auto: by extension and first bytes; "
+    "what has no known extension is bytes_text.");
+  f("token_dtype", &S::token_dtype, "Type of the tokens in nanogpt files.");
+  f("end_of_text",
+    &S::end_of_text,
+    "The token that ends documents in llmc and nanogpt files, which have no table of documents. "
+    "Attention and positions start anew after it.")
+      .between(0, 1 << 30)
+      .default_is(
+          "null (llmc: 50256 for GPT-2, 128000 for Llama 3; nanogpt: a file is one document)")
+      .example("50256");
   f("sequence_length", &S::sequence_length, "Tokens per sequence.")
       .required()
       .between(1, 1 << 30)
@@ -173,8 +186,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
   f("ns_steps", &S::ns_steps, "Newton-Schulz iterations of Muon.").between(1, 20);
   f("ns_products",
     &S::ns_products,
-    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 (three "
-    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the type of "
+    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 "
+    "(three "
+    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the "
+    "type of "
     "the master weights.");
   f("qk_clip_tau",
     &S::qk_clip_tau,

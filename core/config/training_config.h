@@ -27,7 +27,9 @@ struct RunConfig {
 struct DataConfig {
   std::vector<std::string> train;
   std::vector<std::string> valid;
-  DataFormat format = DataFormat::bytes_text;
+  DataFormat format = DataFormat::automatic;
+  TokenDtype token_dtype = TokenDtype::u16;
+  std::optional<std::int64_t> end_of_text;
   std::int64_t sequence_length = 0;
   static void describe(Fields<DataConfig>& f);
 };

@@ -22,64 +22,74 @@ class DocumentStream {
                  std::int64_t sequence_length)
       : source_(std::move(source)), sequence_length_(sequence_length) {
     MOESAIC_CHECK(sequence_length >= 1, "sequence length below 1");
-    if (key) order_.emplace(source_->num_documents(), *key);
-    start_.reserve(static_cast<std::size_t>(source_->num_documents()) + 1);
-    start_.push_back(0);
-    for (std::int64_t i = 0; i < source_->num_documents(); ++i) {
-      start_.push_back(start_.back() + source_->document_length(document(i)));
+    const std::int64_t documents = source_->num_documents();
+    if (key && documents > 0) order_.emplace(documents, *key);
+    for (std::int64_t i = 0; i < documents; ++i) {
+      if (i % kStride == 0) start_.push_back(tokens_);
+      tokens_ += source_->document_length(document(i));
     }
     if (num_windows() < 1) {
       throw InputError(
           fmt::format("{}: {} tokens in {} documents, fewer than one window of "
                       "data.sequence_length + 1 = {}; use more text or shorter sequences",
                       source_->name(),
-                      start_.back(),
-                      source_->num_documents(),
+                      tokens_,
+                      documents,
                       sequence_length + 1));
     }
   }
   std::int64_t sequence_length() const noexcept { return sequence_length_; }
-  std::int64_t num_windows() const noexcept { return (start_.back() - 1) / sequence_length_; }
+  std::int64_t num_windows() const noexcept { return (tokens_ - 1) / sequence_length_; }
 
   void append(std::int64_t window, Batch& batch) const {
     const auto length = static_cast<std::size_t>(sequence_length_);
     std::vector<std::int32_t> text(length + 1);
-    read(window * sequence_length_, text);
+    std::vector<char> ends(length + 1, 0);
+    read(window * sequence_length_, text, ends);
     const auto first = static_cast<std::int32_t>(batch.tokens.size());
     std::int32_t position = 0;
     for (std::size_t t = 0; t < length; ++t) {
-      const bool ends = text[t] == kEndOfText;
       batch.tokens.push_back(text[t]);
-      batch.labels.push_back(ends ? kIgnoredLabel : text[t + 1]);
+      batch.labels.push_back(ends[t] ? kIgnoredLabel : text[t + 1]);
       batch.positions.push_back(position);
-      batch.valid_labels += ends ? 0 : 1;
-      position = ends ? 0 : position + 1;
-      if (ends || t + 1 == length) batch.cu.push_back(first + static_cast<std::int32_t>(t) + 1);
+      batch.valid_labels += ends[t] ? 0 : 1;
+      position = ends[t] ? 0 : position + 1;
+      if (ends[t] || t + 1 == length) batch.cu.push_back(first + static_cast<std::int32_t>(t) + 1);
     }
     ++batch.num_samples;
   }
 
  private:
+  // One prefix sum for so many documents: little memory for millions of them, few steps to find one.
+  static constexpr std::int64_t kStride = 64;
+
   std::int64_t document(std::int64_t place) const { return order_ ? (*order_)(place) : place; }
-  // Tokens of the stream from `at` on. O(log documents) to find the first.
-  void read(std::int64_t at, std::span<std::int32_t> out) const {
-    std::int64_t place = std::upper_bound(start_.begin(), start_.end(), at) - start_.begin() - 1;
-    while (!out.empty()) {
-      const std::int64_t end = start_[static_cast<std::size_t>(place) + 1];
+  // Tokens of the stream from `at` on; ends[i] = 1 where token i is the last of its document.
+  void read(std::int64_t at, std::span<std::int32_t> out, std::span<char> ends) const {
+    const auto block = std::upper_bound(start_.begin(), start_.end(), at) - start_.begin() - 1;
+    std::int64_t place = block * kStride;
+    std::int64_t inside = at - start_[static_cast<std::size_t>(block)];
+    for (; !out.empty(); ++place) {
+      const std::int64_t length = source_->document_length(document(place));
+      if (inside >= length) {
+        inside -= length;
+        continue;
+      }
       const auto count = static_cast<std::size_t>(
-          std::min<std::int64_t>(end - at, static_cast<std::int64_t>(out.size())));
-      source_->read(
-          document(place), at - start_[static_cast<std::size_t>(place)], out.first(count));
+          std::min<std::int64_t>(length - inside, static_cast<std::int64_t>(out.size())));
+      source_->read(document(place), inside, out.first(count));
+      if (inside + static_cast<std::int64_t>(count) == length) ends[count - 1] = 1;
       out = out.subspan(count);
-      at = end;
-      ++place;
+      ends = ends.subspan(count);
+      inside = 0;
     }
   }
 
   std::shared_ptr<const TokenSource> source_;
   std::int64_t sequence_length_;
   std::optional<KeyedPermutation> order_;
-  std::vector<std::int64_t> start_;  // of each document in the stream, and the end
+  std::vector<std::int64_t> start_;  // of every kStride-th document in the stream
+  std::int64_t tokens_ = 0;
 };
 
 namespace {

@@ -11,8 +11,8 @@ namespace moesaic::data {
 /// sequence_length.
 ///
 /// labels[t] is the token after tokens[t], or kIgnoredLabel where that would be the first token of
-/// another document (after an end-of-text token). `cu` = document boundaries, 0 = cu[0] < … < cu[N]
-/// = T: a document starts at every sample's first token and after every end-of-text token.
+/// another document. `cu` = document boundaries, 0 = cu[0] < … < cu[N] = T: a document starts at
+/// every sample's first token and after the last token of the one before.
 struct Batch {
   std::int64_t num_samples = 0;
   std::int64_t sequence_length = 0;
@@ -45,8 +45,8 @@ class DocumentStream;
 /// Epoch e concatenates all documents in an order keyed by (seed, phase, e), cuts the stream into W
 /// = (tokens - 1) / T windows (the rest, fewer than T labels, is left out), and deals the windows
 /// in a second keyed order. Sample g is window order_e(g mod W) of epoch e = g div W: a pure
-/// function of (source, seed, phase, T, g). Needs one prefix-sum table of the documents per epoch,
-/// kept for the last two epochs. Usable from several threads.
+/// function of (source, seed, phase, T, g). Needs one pass over the lengths per epoch and 8 bytes
+/// for every 64 documents, kept for the last two epochs. Usable from several threads.
 class PackedDataset {
  public:
   /// Throws InputError when the source is shorter than one window.

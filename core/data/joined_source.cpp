@@ -28,6 +28,22 @@ class JoinedSource : public TokenSource {
     sources_[source]->read(inside, begin, out);
   }
   const std::string& name() const noexcept override { return name_; }
+  SourceInfo info() const override {
+    SourceInfo joined = sources_[0]->info();
+    joined.meta.reset();
+    for (std::size_t i = 1; i < sources_.size(); ++i) {
+      const SourceInfo next = sources_[i]->info();
+      joined.bytes += next.bytes;
+      if (next.format != joined.format) joined.format = config::DataFormat::automatic;
+      if (next.type != joined.type) joined.type = "";
+      if (next.end_of_text != joined.end_of_text) joined.end_of_text.reset();
+    }
+    return joined;
+  }
+  void check_ids() const override {
+    for (const auto& source : sources_)
+      source->check_ids();
+  }
 
  private:
   std::pair<std::size_t, std::int64_t> locate(std::int64_t document) const {

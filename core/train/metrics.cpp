@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
-#include "core/checkpoint/durable_file.h"
 
 namespace moesaic {
 namespace {

@@ -129,7 +129,7 @@ TEST_CASE("config: residuals") {
 }
 
 TEST_CASE("config: data, schedule, phases") {
-  CHECK(contains(report({"model.vocab_size=255"}), "bytes_text has 256 different tokens"));
+  CHECK(contains(report({"model.vocab_size=255", "data.format=bytes_text"}), "bytes_text has 256 different tokens"));
   CHECK(contains(report({"data.sequence_length=5000"}),
                  "at most model.max_position_embeddings (4096)"));
   CHECK(contains(report({"train.eval_every=2"}), "there is nothing to evaluate on"));

@@ -176,7 +176,8 @@ bool is_system(const std::string& name) {
                                              "immintrin.h",
                                              "execinfo.h",
                                              "termios.h",
-                                             "getopt.h"};
+                                             "getopt.h",
+                                             "glob.h"};
   return headers.count(name) > 0 || starts_with(name, "sys/") || starts_with(name, "linux/") ||
          contains(name, "mmintrin.h");
 }
