@@ -8,6 +8,7 @@ namespace {
 
 constexpr AddVerb kCommands[] = {
     add_data_info,
+    add_data_tokenize,
 };
 
 }  // namespace

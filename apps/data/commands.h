@@ -6,5 +6,6 @@
 namespace moesaic::apps {
 
 void add_data_info(CLI::App& data, Action& action);
+void add_data_tokenize(CLI::App& data, Action& action);
 
 }  // namespace moesaic::apps

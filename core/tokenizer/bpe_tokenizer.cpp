@@ -145,6 +145,13 @@ std::shared_ptr<const Tokenizer> make_bpe_tokenizer(BpeParts parts) {
   return std::make_shared<BpeTokenizer>(std::move(parts));
 }
 
+std::string short_name(const std::string& file) {
+  const auto name = file.rfind('/');
+  if (name == std::string::npos || name == 0) return file;
+  const auto folder = file.rfind('/', name - 1);
+  return folder == std::string::npos ? file : file.substr(folder + 1);
+}
+
 std::string content_hash_of(std::string_view bytes) {
   return fmt::format("crc32c:{:08x}:{}", crc32c(bytes.data(), bytes.size()), bytes.size());
 }

@@ -30,6 +30,9 @@ struct BpeParts {
 /// normalised text, pre-tokenization, merges.
 std::shared_ptr<const Tokenizer> make_bpe_tokenizer(BpeParts parts);
 
+/// The last folder and the name of a file: "DeepSeek-V3/tokenizer.json".
+std::string short_name(const std::string& file);
+
 /// "crc32c:0123abcd:7847602"
 std::string content_hash_of(std::string_view bytes);
 

@@ -183,7 +183,7 @@ std::shared_ptr<const Tokenizer> parse_rank_file(std::string_view ranks,
   const JsonValue value = parse_json(config, config_name(file));
   const JsonNode root(value, config_name(file));
   BpeParts parts;
-  parts.name = file.substr(file.rfind('/') + 1);
+  parts.name = short_name(file);
   read_ranks(ranks, file, parts.model);
   make_merges(file, parts.model);
   read_special_tokens(root.member_or_null("added_tokens_decoder"), parts);

@@ -56,7 +56,7 @@ class Tokenizer {
   virtual const std::vector<NamedToken>& named_tokens() const noexcept = 0;
   /// The token that closes a document, where the files say which (docs/tokenizers.md).
   virtual std::optional<std::int32_t> end_of_text() const noexcept = 0;
-  /// "bytes", or the name of the file.
+  /// "bytes", or the file and its folder: "DeepSeek-V3/tokenizer.json".
   virtual const std::string& name() const noexcept = 0;
   /// Of all bytes that decide what the tokenizer does: CRC-32C and count, "crc32c:0123abcd:7847602"; "bytes".
   virtual const std::string& content_hash() const noexcept = 0;

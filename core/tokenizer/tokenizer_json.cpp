@@ -347,7 +347,7 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view json,
   must_be_null(root.member_or_null("truncation"), "texts are never cut short");
   must_be_null(root.member_or_null("padding"), "texts are never padded");
   BpeParts parts;
-  parts.name = file.substr(file.rfind('/') + 1);
+  parts.name = short_name(file);
   parts.content_hash = content_hash_of(json);
   read_normalizer(root.member_or_null("normalizer"), parts);
   const JsonNode pre = root.member_or_null("pre_tokenizer");

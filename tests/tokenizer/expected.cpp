@@ -57,7 +57,7 @@ TEST_CASE("tokenizer.json: the ids of the tokenizers package", "[tokenizer]") {
   CHECK(tokenizer->vocab_size() == 343);
   CHECK(tokenizer->end_of_text() == 341);
   CHECK(tokenizer->find("<|im_start|>") == 342);
-  CHECK(tokenizer->name() == "tokenizer.json");
+  CHECK(tokenizer->name() == "folder/tokenizer.json");
   CHECK(tokenizer->content_hash().rfind("crc32c:", 0) == 0);
 }
 
