@@ -67,6 +67,15 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkp
 /// InputError that says what to do.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints);
 
+/// Everything in which the checkpoint's tensors differ from `tensors`, a line each, with both types and shapes: missing,
+/// of another shape or dtype, and, if `strict`, unexpected. Reads the manifest only. Throws InputError for a damaged one.
+std::vector<std::string> checkpoint_differences(const std::filesystem::path& checkpoint,
+                                                std::span<const StateTensor> tensors,
+                                                bool strict);
+/// Those lines as one message.
+std::string misfit_text(const std::filesystem::path& checkpoint,
+                        const std::vector<std::string>& differences);
+
 /// Fills `tensors` from the checkpoint and returns its values. Every byte is checked against the
 /// manifest's checksums before it is used. `strict`: the checkpoint must hold exactly these
 /// tensors; otherwise only those asked for are read (generation: weights alone). Throws InputError

@@ -53,20 +53,11 @@ std::vector<std::string> differences(const Manifest& manifest, const Wanted& wan
   return problems;
 }
 
-void require_same(const fs::path& checkpoint,
-                  const Manifest& manifest,
-                  const Wanted& wanted,
-                  bool strict) {
-  const auto problems = differences(manifest, wanted, strict);
-  if (problems.empty()) return;
-  std::string text = fmt::format("{}: does not fit the configuration of this run, {} tensor(s):",
-                                 checkpoint.string(),
-                                 problems.size());
-  for (std::size_t i = 0; i < std::min(problems.size(), kMaxProblems); ++i)
-    text += "\n  " + problems[i];
-  if (problems.size() > kMaxProblems)
-    text += fmt::format("\n  and {} more", problems.size() - kMaxProblems);
-  throw InputError(text);
+Wanted by_name(std::span<const StateTensor> tensors) {
+  Wanted wanted;
+  for (const auto& t : tensors)
+    MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
+  return wanted;
 }
 
 // The tensors of one file, by their place.
@@ -113,18 +104,34 @@ void check_bytes(const MappedFile& mapped,
 
 }  // namespace
 
+std::vector<std::string> checkpoint_differences(const fs::path& checkpoint,
+                                                std::span<const StateTensor> tensors,
+                                                bool strict) {
+  return differences(read_manifest(checkpoint), by_name(tensors), strict);
+}
+
+std::string misfit_text(const fs::path& checkpoint, const std::vector<std::string>& differences) {
+  std::string text = fmt::format("{}: does not fit the configuration of this run, {} tensor(s):",
+                                 checkpoint.string(),
+                                 differences.size());
+  for (std::size_t i = 0; i < std::min(differences.size(), kMaxProblems); ++i)
+    text += "\n  " + differences[i];
+  if (differences.size() > kMaxProblems)
+    text += fmt::format("\n  and {} more", differences.size() - kMaxProblems);
+  return text;
+}
+
 StateValues load_checkpoint(const fs::path& checkpoint,
                             std::span<const StateTensor> tensors,
                             bool strict,
                             Stream& stream) {
   const Manifest manifest = read_manifest(checkpoint);
-  Wanted wanted;
+  const Wanted wanted = by_name(tensors);
   std::size_t largest = 0;
-  for (const auto& t : tensors) {
-    MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
+  for (const auto& t : tensors)
     largest = std::max(largest, t.bytes());
-  }
-  require_same(checkpoint, manifest, wanted, strict);
+  if (const auto problems = differences(manifest, wanted, strict); !problems.empty())
+    throw InputError(misfit_text(checkpoint, problems));
   Staging staging(stream, std::min(largest, kStagingBytes));
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     const auto in_file = tensors_of(manifest, i);

@@ -1,5 +1,5 @@
 #pragma once
-// manifest.json of a checkpoint (docs/checkpoint_format.md); used by the files of this folder and
+// manifest.json of a checkpoint (docs/checkpoint_format.md); used by the files of this folder, the tools and
 // their tests.
 #include <cstdint>
 #include <filesystem>
