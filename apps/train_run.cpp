@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/run_tokenizer.h"
 #include "apps/version.h"
 #include "comm/device_communicator.h"
 #include "core/base/crc32c.h"
@@ -49,6 +50,8 @@ void TrainRun::prepare() {
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
   train_ = open_tokens(config().data.train, config());
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
+  const auto tokenizer = tokenizer_of_data(config(), *train_, valid_.get());
+  tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
   if (device.kind == Device::Kind::cuda) {
     std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
     if (valid_) documents.emplace_back(*valid_);
@@ -97,6 +100,7 @@ void TrainRun::open_run_dir() {
   if (is_root()) {
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
+    keep_tokenizer(config());
   }
   host_.barrier();
 }
@@ -314,11 +318,13 @@ void TrainRun::prepare_saving() {
 std::vector<ConfigChange> TrainRun::load_state() {
   const ResumeParts parts{.loaded = &loaded_,
                           .choice = resume_,
+                          .tokenizer = tokenizer_hash_,
                           .host = &host_,
                           .trainer = trainer_.get(),
                           .say = [this](const std::string& line) { say(line); }};
   const Continued continued = continue_run(parts);
   checkpointing_->set_origin(continued.origin);
+  checkpointing_->set_tokenizer(tokenizer_hash_);
   if (continued.is_own) checkpointing_->is_saved();
   if (!continued.yes && config().checkpoint.load_weights) load_start_weights(parts);
   return continued.changes;

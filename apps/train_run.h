@@ -61,6 +61,7 @@ class TrainRun {
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
   std::shared_ptr<const data::TokenSource> train_, valid_;
+  std::string tokenizer_hash_;        // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;

@@ -42,6 +42,11 @@ inline constexpr ResumeRule kResumeRules[] = {
      "moved files are the same data; the number of tokens must stay"},
     {"data.valid", OnResume::logged, "held-out losses only"},
     {"data.format", OnResume::logged, "the number of tokens must stay"},
+    {"data.token_dtype", OnResume::logged, "the number of tokens must stay"},
+    {"data.end_of_text", OnResume::refused, kOtherOrder},
+    {"data.tokenizer",
+     OnResume::logged,
+     "a moved file is the same tokenizer; another one is refused"},
     {"data.sequence_length", OnResume::logged, kInProgress},
 
     {"train.steps", OnResume::logged, "learning-rate schedules may depend on it"},

@@ -51,6 +51,13 @@ void DataConfig::describe(Fields<DataConfig>& f) {
     "a line that holds a form feed and nothing else. megatron: PREFIX.bin and PREFIX.idx. llmc: "
     ".bin files of llm.c. nanogpt: raw tokens without header. auto: by extension and first bytes; "
     "what has no known extension is bytes_text.");
+  f("tokenizer",
+    &S::tokenizer,
+    "What made the tokens of the data: bytes, a tokenizer.json, a tiktoken rank file, or a folder that holds one. "
+    "The run keeps a copy, its checkpoints a hash; generate reads and writes text with it.")
+      .in(Unit::path)
+      .default_is("null (bytes for text files; unknown for token files)")
+      .example("DeepSeek-V3/tokenizer.json");
   f("token_dtype", &S::token_dtype, "Type of the tokens in nanogpt files.");
   f("end_of_text",
     &S::end_of_text,

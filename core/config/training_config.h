@@ -27,6 +27,7 @@ struct RunConfig {
 struct DataConfig {
   std::vector<std::string> train;
   std::vector<std::string> valid;
+  std::optional<std::string> tokenizer;
   DataFormat format = DataFormat::automatic;
   TokenDtype token_dtype = TokenDtype::u16;
   std::optional<std::int64_t> end_of_text;

@@ -88,7 +88,11 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& spec) {
 
 // Holds back at most the three bytes that may begin a character.
 std::string StreamDecoder::push(std::int32_t id) {
-  pending_ += tokenizer_.decode({&id, 1});
+  try {
+    pending_ += tokenizer_.decode({&id, 1});
+  } catch (const InputError&) {  // a vocabulary may have gaps, which an untrained model draws
+    pending_ += kReplacement;
+  }
   std::string out;
   std::size_t at = 0;
   while (at < pending_.size()) {

@@ -90,7 +90,7 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& spec);
 /// The files that open_tokenizer(spec) reads; none for "bytes".
 std::vector<std::filesystem::path> tokenizer_files(const std::string& spec);
 
-/// Text of a stream of tokens: characters come out once they are complete, invalid bytes as U+FFFD.
+/// Text of a stream of tokens: characters come out once they are complete, invalid bytes and ids without a token as U+FFFD.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
