@@ -54,7 +54,8 @@ void StateSnapshot::take(std::span<const StateTensor> tensors, Stream& stream) {
   };
   for (const auto& t : tensors) {
     const TensorView view = copy(t.view);
-    tensors_.push_back({t.name, view, t.remainder.empty() ? TensorView() : copy(t.remainder)});
+    tensors_.push_back(
+        {t.name, view, t.remainder.empty() ? TensorView() : copy(t.remainder), t.place});
   }
   stream.synchronize();
 }

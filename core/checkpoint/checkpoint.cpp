@@ -85,9 +85,9 @@ void write_folder(const fs::path& folder,
                   std::uint64_t max_file_bytes,
                   Stream& stream) {
   std::size_t largest = 0;
-  std::set<std::string_view> names;
+  std::set<std::string> names;
   for (const auto& t : tensors) {
-    MOESAIC_CHECK(names.insert(t.name).second, "two tensors named " + t.name);
+    MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
     largest = std::max(largest, t.bytes());
   }
   Staging staging(stream, std::min(largest, kStagingBytes));

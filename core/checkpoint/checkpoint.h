@@ -20,6 +20,14 @@ struct StateTensor {
   /// u16, like `view`, which then is bf16: the two are an f32 tensor (core/base/split_float.h), and files hold that.
   TensorView remainder = {};
 
+  /// Where `view` lies in the whole tensor of this name, when another rank holds other parts of it. Files hold each piece
+  /// once, whoever holds it; loading takes what it wants from whatever pieces there are.
+  struct Place {
+    Shape whole, begin;
+  };
+  std::optional<Place> place = {};
+
+  const Shape& whole() const { return place ? place->whole : view.shape(); }
   /// What files hold.
   DType dtype() const { return remainder.empty() ? view.dtype() : DType::f32; }
   std::size_t bytes() const { return view.bytes() + (remainder.empty() ? 0 : remainder.bytes()); }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 
 #include <fmt/format.h>
@@ -27,28 +28,28 @@ std::string kind(DType dtype, const Shape& shape) {
 // Everything in which the checkpoint and the run's tensors differ.
 std::vector<std::string> differences(const Manifest& manifest, const Wanted& wanted, bool strict) {
   std::vector<std::string> problems;
-  std::set<std::string_view> found;
+  std::set<std::string_view> found;  // or reported
   for (const auto& t : manifest.tensors) {
     const auto w = wanted.find(t.name);
     if (w == wanted.end()) {
-      if (strict)
+      if (strict && found.insert(t.name).second)
         problems.push_back(fmt::format(
-            "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.shape)));
+            "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.whole())));
       continue;
     }
-    found.insert(t.name);
-    const auto& view = w->second->view;
-    if (w->second->dtype() != t.dtype || view.shape() != t.shape) {
+    const Shape& whole = w->second->whole();
+    if (!found.insert(t.name).second) continue;  // another piece of it
+    if (w->second->dtype() != t.dtype || whole != t.whole()) {
       problems.push_back(fmt::format("different: '{}' is {}, expected {}",
                                      t.name,
-                                     kind(t.dtype, t.shape),
-                                     kind(w->second->dtype(), view.shape())));
+                                     kind(t.dtype, t.whole()),
+                                     kind(w->second->dtype(), whole)));
     }
   }
   for (const auto& [tensor, w] : wanted) {
     if (!found.contains(tensor))
       problems.push_back(
-          fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->view.shape())));
+          fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->whole())));
   }
   return problems;
 }
@@ -102,6 +103,41 @@ void check_bytes(const MappedFile& mapped,
                                where));
 }
 
+// Tensors whose pieces in the files are not those that are wanted. Their files stay mapped until all were checked.
+class Assembly {
+ public:
+  void keep(const StateTensor& wanted,
+            const ManifestTensor& piece,
+            const std::shared_ptr<const MappedFile>& file) {
+    pieces_[&wanted].push_back({&piece, file});
+  }
+
+  void write_all(Staging& staging) const {
+    std::vector<std::byte> memory;
+    for (const auto& [wanted, pieces] : pieces_) {
+      const Box box = box_of(*wanted);
+      const std::size_t element = byte_size(wanted->dtype());
+      memory.resize(std::max<std::size_t>(wanted->bytes(), 1));
+      for (const auto& [piece, file] : pieces) {
+        if (const auto part = intersection(box, piece->box()))
+          copy_box(memory.data(), box, file->data() + piece->offset, piece->box(), *part, element);
+      }
+      staging.write(*wanted, memory.data());
+    }
+  }
+
+  static Box box_of(const StateTensor& t) {
+    return t.place ? Box{t.place->begin, t.view.shape()} : whole_box(t.view.shape());
+  }
+
+ private:
+  struct Piece {
+    const ManifestTensor* entry;
+    std::shared_ptr<const MappedFile> file;
+  };
+  std::map<const StateTensor*, std::vector<Piece>> pieces_;
+};
+
 }  // namespace
 
 std::vector<std::string> checkpoint_differences(const fs::path& checkpoint,
@@ -133,19 +169,26 @@ StateValues load_checkpoint(const fs::path& checkpoint,
   if (const auto problems = differences(manifest, wanted, strict); !problems.empty())
     throw InputError(misfit_text(checkpoint, problems));
   Staging staging(stream, std::min(largest, kStagingBytes));
+  Assembly assembly;
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     const auto in_file = tensors_of(manifest, i);
     const bool needed = std::any_of(
         in_file.begin(), in_file.end(), [&](const auto* t) { return wanted.contains(t->name); });
     if (!needed && !strict) continue;
     const fs::path path = checkpoint / manifest.files[i].name;
-    const MappedFile mapped(path, MappedFile::Links::refuse);
-    check_bytes(mapped, path, manifest.files[i], in_file);
+    const auto mapped = std::make_shared<const MappedFile>(path, MappedFile::Links::refuse);
+    check_bytes(*mapped, path, manifest.files[i], in_file);
     for (const auto* t : in_file) {
-      if (const auto w = wanted.find(t->name); w != wanted.end())
-        staging.write(*w->second, mapped.data() + t->offset);
+      const auto w = wanted.find(t->name);
+      if (w == wanted.end()) continue;
+      if (t->box() == Assembly::box_of(*w->second)) {
+        staging.write(*w->second, mapped->data() + t->offset);
+      } else if (intersection(t->box(), Assembly::box_of(*w->second))) {
+        assembly.keep(*w->second, *t, mapped);
+      }
     }
   }
+  assembly.write_all(staging);
   return manifest.values;
 }
 
