@@ -18,6 +18,7 @@ using moesaic::ExitCode;
 
 constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_train,
+    moesaic::apps::add_resume,
     moesaic::apps::add_plan,
     moesaic::apps::add_generate,
     moesaic::apps::add_schema,

@@ -7,11 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "apps/config_changes.h"
+#include "apps/run_tokenizer.h"
 #include "apps/version.h"
 #include "comm/device_communicator.h"
 #include "core/base/crc32c.h"
-#include "core/checkpoint/checkpoint.h"
 #include "core/data/entropy.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
@@ -38,13 +37,9 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
-TrainRun::TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place)
-    : loaded_(loaded), resume_(resume), place_(place), host_(place.world) {}
+TrainRun::TrainRun(const config::LoadedConfig& loaded, ResumeChoice resume, const RankPlace& place)
+    : loaded_(loaded), resume_(std::move(resume)), place_(place), host_(place.world) {}
 TrainRun::~TrainRun() = default;
-
-std::filesystem::path TrainRun::checkpoints() const {
-  return std::filesystem::path(config().run.dir) / "checkpoints";
-}
 
 void TrainRun::say(const std::string& line) const {
   if (is_root()) std::cout << line << std::endl;
@@ -53,8 +48,13 @@ void TrainRun::say(const std::string& line) const {
 void TrainRun::prepare() {
   check_trainable(config());
   const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
-  train_ = open_training_data(config());
-  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
+  const auto configured = tokenizer_of_config(config());
+  train_ = open_training_data(config(), configured);
+  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), configured);
+  std::vector<const data::TokenSource*> sources = train_.sources();
+  if (valid_) sources.push_back(valid_.get());
+  const auto tokenizer = tokenizer_of_data(configured, sources);
+  tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
   if (device.kind == Device::Kind::cuda) {
     std::vector<data::DocumentBound> documents{train_.document_bound()};
     if (valid_) documents.emplace_back(*valid_);
@@ -103,87 +103,9 @@ void TrainRun::open_run_dir() {
   if (is_root()) {
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
+    keep_tokenizer(config());
   }
   host_.barrier();
-}
-
-bool TrainRun::out_of_time() {
-  const auto limit = config().run.max_minutes;
-  if (!limit) return false;
-  const double minutes =
-      std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start_)
-          .count();
-  // The ranks' clocks differ: all stop when one must.
-  return host_.all_reduce_host(static_cast<std::int64_t>(minutes >= *limit ? 1 : 0),
-                               ReduceOp::max) != 0;
-}
-
-void TrainRun::continue_from_checkpoint() {
-  // One rank looks, so that all continue from the same step whatever a shared file system shows them.
-  std::string found;
-  if (is_root()) {
-    if (const auto latest = latest_checkpoint(checkpoints())) found = latest->path.string();
-  }
-  host_.broadcast_host(found, 0);
-  if (found.empty()) {
-    if (resume_ == Resume::must)
-      throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint",
-                                   checkpoints().string()));
-    return;
-  }
-  if (resume_ == Resume::never) {
-    throw UsageError(
-        fmt::format("--resume=never, but {} already holds {}; choose another run.dir, remove the "
-                    "checkpoints, or use --resume=auto",
-                    checkpoints().string(),
-                    std::filesystem::path(found).filename().string()));
-  }
-  report_changes(found);
-  const auto tensors = trainer_->state();
-  trainer_->load_values(load_checkpoint(found, tensors, true, trainer_->stream()));
-  last_saved_ = trainer_->steps_done();
-  if (trainer_->steps_done() > config().train.steps) {
-    throw UsageError(fmt::format(
-        "{} is at step {}, beyond train.steps ({}); raise train.steps, or choose another run.dir",
-        found,
-        trainer_->steps_done(),
-        config().train.steps));
-  }
-  say(fmt::format("continuing from {} (step {})", found, trainer_->steps_done()));
-}
-
-// Another model cannot continue these weights; every other change is shown, old and new.
-void TrainRun::report_changes(const std::string& checkpoint) const {
-  std::string refused;
-  for (const ConfigChange& c :
-       config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded_))) {
-    const std::string line = fmt::format("{}: {} -> {}", c.key, c.before, c.after);
-    if (c.key.rfind("model.", 0) == 0) {
-      refused += "\n  " + line;
-    } else {
-      say("changed    " + line);
-    }
-  }
-  if (!refused.empty()) {
-    throw UsageError(fmt::format(
-        "{} was trained as another model; set these keys back, or start anew in another run.dir:{}",
-        checkpoint,
-        refused));
-  }
-}
-
-// Two runs in one folder would destroy each other's files. The lock ends with the process, however it ends.
-void TrainRun::lock_run_dir() {
-  if (!is_root()) return;
-  const std::filesystem::path dir(config().run.dir);
-  if (std::filesystem::exists(dir) && !std::filesystem::is_directory(dir))
-    throw UsageError(fmt::format("run.dir: {} is not a folder", dir.string()));
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
-  if (error)
-    throw ResourceError(
-        fmt::format("run.dir: {} could not be made: {}", dir.string(), error.message()));
-  lock_ = std::make_unique<FileLock>(dir / ".lock");
 }
 
 // The plan beside the driver's count, which includes other processes on the device: what they had before this one began
@@ -201,54 +123,6 @@ std::string TrainRun::memory_line() const {
       100 * (grown / planned - 1),
       static_cast<double>(memory_before_) / kGiB,
       static_cast<double>(driver.total) / kGiB);
-}
-
-// Where the tokens come from and how they are cut into steps.
-void TrainRun::print_data() const {
-  const std::vector<PhasePlan> phases = make_plan(config()).phases;
-  say(fmt::format("data       {}: {} documents, {} tokens | sequences of {} tokens, {} per step",
-                  train_.name(),
-                  train_.num_documents(),
-                  train_.num_tokens(),
-                  phases.front().sequence_length,
-                  phases.front().global_batch_size));
-  const auto weights = train_.weights();
-  double all = 0;
-  for (const double w : weights)
-    all += w;
-  for (const auto& set : train_.sets) {
-    if (train_.sets.size() == 1) break;
-    say(fmt::format("           {:.4f} % {}: {} documents, {} tokens",
-                    100 * set.weight / all,
-                    set.source->name(),
-                    set.source->num_documents(),
-                    set.source->num_tokens()));
-  }
-  for (const auto& set : train_.sets) {
-    if (!set.source->keeps_documents_whole()) continue;
-    const data::WholeWindows packed(set.source, phases.front().sequence_length);
-    say(fmt::format(
-        "           {}: {} windows of whole records; {} records cut to {} tokens, {} without a "
-        "target in them left out",
-        set.source->name(),
-        packed.count(),
-        packed.cut_documents(),
-        phases.front().sequence_length,
-        packed.left_out()));
-  }
-  for (const PhasePlan& phase : phases) {
-    if (phases.size() == 1) break;
-    say(fmt::format(
-        "phase      steps {} to {} | sequences of {} tokens, {} per step ({} at once) | {} to "
-        "{} tokens seen",
-        phase.begin + 1,
-        phase.end,
-        phase.sequence_length,
-        phase.global_batch_size,
-        phase.micro_batch_size,
-        phase.first_token,
-        phase.end_token));
-  }
 }
 
 void TrainRun::print_header() const {
@@ -284,9 +158,10 @@ void TrainRun::print_header() const {
                     device_world_ ? "NCCL " + device_communicator_version() : "none"));
   }
   say(fmt::format("checkpoint {} | every {} steps | keep last {}",
-                  checkpoints().string(),
+                  checkpoints_of(c).string(),
                   c.checkpoint.every,
                   c.checkpoint.keep_last));
+  say("stop       " + how_to_stop(c.run.dir));
 }
 
 void TrainRun::open_metrics() {
@@ -348,25 +223,6 @@ void TrainRun::report(const StepStats& stats) {
   }
 }
 
-void TrainRun::save() {
-  if (last_saved_ == trainer_->steps_done()) return;
-  last_saved_ = trainer_->steps_done();
-  if (is_root()) {
-    const auto tensors = trainer_->state();
-    save_checkpoint(checkpoints(),
-                    last_saved_,
-                    tensors,
-                    trainer_->values(),
-                    config::effective_yaml(loaded_),
-                    config().checkpoint.keep_last,
-                    config().checkpoint.keep_every,
-                    trainer_->stream());
-    if (metrics_) metrics_->event("save", last_saved_);
-    say(fmt::format("step {} | save {}", last_saved_, checkpoints().string()));
-  }
-  host_.barrier();
-}
-
 double TrainRun::report_eval(bool whole) {
   const EvalStats stats = trainer_->evaluate(whole);
   say(fmt::format("step {} | eval loss {:.4f} nats/token over {} held-out tokens",
@@ -398,46 +254,28 @@ void TrainRun::report_final() {
                   loss / bigram));
 }
 
-// How much of every data set the run has seen; of a blend, beside what its weights ask for.
-void TrainRun::report_data_use() {
-  if (!is_root()) return;
-  const std::vector<DataUse> all = trainer_->data_use();
-  std::int64_t samples = 0;
-  for (const DataUse& use : all)
-    samples += use.samples;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const DataUse& use = all[i];
-    const double share = static_cast<double>(use.samples) / static_cast<double>(samples);
-    std::string line = fmt::format("data       {}:", use.name);
-    if (all.size() > 1)
-      line +=
-          fmt::format(" {:.4f} % of the samples (weight {:.4f} %),", 100 * share, 100 * use.share);
-    say(line +
-        fmt::format(" {} samples, {} tokens, {:.3f} epochs", use.samples, use.tokens, use.epochs));
-    if (metrics_) {
-      metrics_->event("data",
-                      trainer_->steps_done(),
-                      {{"samples", static_cast<double>(use.samples)},
-                       {"tokens", static_cast<double>(use.tokens)},
-                       {"epochs", use.epochs},
-                       {"share", share},
-                       {"weight", use.share}},
-                      {{"name", use.name}});
-    }
-  }
+// All ranks agree whether there is another step, and if not, why.
+std::optional<StepStats> TrainRun::next_step(StopReason& stop) {
+  auto wish = static_cast<std::int64_t>(stops_->wish());
+  const auto stats = traced_step(wish);
+  stop = static_cast<StopReason>(wish);
+  if (stats) stops_->step_took(stats->seconds);
+  return stats;
 }
 
 // A traced step is watched by the trace alone.
-StepStats TrainRun::next_step() {
+std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
   const std::int64_t step = trainer_->steps_done() + 1;
   const auto& traced = config().log.trace_steps;
-  if (std::find(traced.begin(), traced.end(), step) == traced.end()) return trainer_->step();
+  if (std::find(traced.begin(), traced.end(), step) == traced.end())
+    return trainer_->step_unless_stopped(stop_wish);
   StepTrace trace(trainer_->stream());
   trainer_->observe(&trace);
   trainer_->observe_paths(&trace);
-  const StepStats stats = trainer_->step();
+  const auto stats = trainer_->step_unless_stopped(stop_wish);
   trainer_->observe(nvtx_.get());
   trainer_->observe_paths(nullptr);
+  if (!stats) return stats;
   const int rank = host_.rank();
   const auto path = fmt::format("{}/trace/step-{:08}.rank{}.json", config().run.dir, step, rank);
   trace.write(path, rank);
@@ -453,44 +291,83 @@ void TrainRun::mark_ranges() {
   trainer_->observe(nvtx_.get());
 }
 
+void TrainRun::prepare_saving() {
+  checkpointing_ = std::make_unique<Checkpointing>(
+      Checkpointing::Parts{.loaded = &loaded_,
+                           .host = &host_,
+                           .trainer = trainer_.get(),
+                           .say = [this](const std::string& line) { say(line); },
+                           .event =
+                               [this](const std::string& type,
+                                      std::int64_t step,
+                                      const std::map<std::string, double>& values) {
+                                 if (metrics_) metrics_->event(type, step, values);
+                               }});
+  constexpr double kGuessedBytesPerSecond = 100e6;
+  stops_ = std::make_unique<StopRequests>(StopRequests::Settings{
+      .file = is_root() ? std::filesystem::path(config().run.dir) / "stop" : "",
+      .max_minutes = config().run.max_minutes,
+      .start = start_,
+      .job_end = job_end_of_environment(),
+      .expected_save_seconds = checkpoint_bytes(*trainer_) / kGuessedBytesPerSecond});
+}
+
+// From the checkpoint to continue from, else from the weights to start with; returns changed keys.
+std::vector<ConfigChange> TrainRun::load_state() {
+  const ResumeParts parts{.loaded = &loaded_,
+                          .choice = resume_,
+                          .tokenizer = tokenizer_hash_,
+                          .host = &host_,
+                          .trainer = trainer_.get(),
+                          .say = [this](const std::string& line) { say(line); }};
+  const Continued continued = continue_run(parts);
+  checkpointing_->set_origin(continued.origin);
+  checkpointing_->set_tokenizer(tokenizer_hash_);
+  if (continued.is_own) checkpointing_->is_saved();
+  if (!continued.yes && config().checkpoint.load_weights) load_start_weights(parts);
+  return continued.changes;
+}
+
 int TrainRun::execute() {
   prepare();
   mark_ranges();
-  lock_run_dir();
-  continue_from_checkpoint();
+  if (is_root()) lock_ = lock_run_dir(config().run.dir);
+  prepare_saving();
+  const std::vector<ConfigChange> changes = load_state();
   open_run_dir();
   print_header();
   open_metrics();
+  for (const ConfigChange& c : changes) {
+    if (metrics_)
+      metrics_->event("changed",
+                      trainer_->steps_done(),
+                      {},
+                      {{"key", c.key}, {"before", c.before}, {"after", c.after}});
+  }
+  try {
+    return train();
+  } catch (...) {
+    checkpointing_->drain();
+    throw;
+  }
+}
+
+int TrainRun::train() {
   const auto& train = config().train;
-  const auto& checkpoint = config().checkpoint;
   while (trainer_->steps_done() < train.steps) {
-    report(next_step());
+    look_at_saves();
+    StopReason stop = StopReason::none;
+    const auto stats = next_step(stop);
+    if (!stats) return stop_early(stop);
+    report(*stats);
+    refuse_bad_numbers();
     const std::int64_t step = trainer_->steps_done();
-    if (trainer_->consecutive_bad_steps() >= train.max_bad_steps) {
-      throw NumericsError(
-          fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last "
-                      "one step {}; none of them was saved. "
-                      "Lower optimizer.lr, or look at the data of steps {} to {}.",
-                      train.max_bad_steps,
-                      step,
-                      step - train.max_bad_steps + 1,
-                      step));
-    }
     if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps)
       report_eval(false);
+    const std::int64_t every = config().checkpoint.every;
     // A state that only skips must not push good checkpoints out.
-    if (checkpoint.every > 0 && step % checkpoint.every == 0 &&
-        trainer_->consecutive_bad_steps() == 0)
-      save();
-    if (step < train.steps && out_of_time()) {
-      save();
-      say(
-          fmt::format("stopped    run.max_minutes is over at step {} of {}; the same command "
-                      "continues (exit code 75)",
-                      step,
-                      train.steps));
-      return static_cast<int>(ExitCode::requeue);
-    }
+    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0)
+      checkpointing_->save();
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
     throw NumericsError(fmt::format(
@@ -498,7 +375,7 @@ int TrainRun::execute() {
         bad,
         train.steps - bad));
   }
-  if (checkpoint.save_at_end) save();
+  if (config().checkpoint.save_at_end) checkpointing_->finish();
   report_data_use();
   if (valid_) report_final();
   say(fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
@@ -507,6 +384,58 @@ int TrainRun::execute() {
                   trainer_->tokens_seen(),
                   trainer_->skipped_steps()));
   return 0;
+}
+
+void TrainRun::look_at_saves() {
+  checkpointing_->look();
+  if (const double seconds = checkpointing_->last_save_seconds(); seconds > 0)
+    stops_->save_took(seconds);
+}
+
+// Whatever the interval: a run that is stopped more often than it saves must get on all the same.
+int TrainRun::stop_early(StopReason reason) {
+  checkpointing_->finish();
+  stops_->remove_file();
+  say(fmt::format("stopped    {} at step {} of {}; the same command continues (exit code 75)",
+                  to_string(reason),
+                  trainer_->steps_done(),
+                  config().train.steps));
+  if (metrics_)
+    metrics_->event("stop", trainer_->steps_done(), {}, {{"reason", to_string(reason)}});
+  return static_cast<int>(ExitCode::requeue);
+}
+
+void TrainRun::refuse_bad_numbers() const {
+  const std::int64_t limit = config().train.max_bad_steps, step = trainer_->steps_done();
+  if (trainer_->consecutive_bad_steps() < limit) return;
+  throw NumericsError(
+      fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last "
+                  "one step {}; none of them was saved. "
+                  "Lower optimizer.lr, or look at the data of steps {} to {}.",
+                  limit,
+                  step,
+                  step - limit + 1,
+                  step));
+}
+
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback) {
+  catch_stop_signals();  // first of all: a signal during the start is not lost
+  config::LoadedConfig loaded;
+  ResumeChoice choice;
+  const int problem = run_before_mpi([&] {
+    loaded = load();
+    choice = resume_choice(resume, fallback);
+  });
+  if (problem != 0) return problem;
+  CommOptions options;
+  if (loaded.config.comm.reduction == config::ReductionOrder::library)
+    options.reduction = Reduction::library;
+  return run_ranks(options, [&](const RankPlace& place) {
+    TrainRun run(loaded, choice, place);
+    return run.execute();
+  });
 }
 
 }  // namespace moesaic::apps

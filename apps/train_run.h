@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,21 +9,22 @@
 #include <vector>
 
 #include "apps/assembly.h"
+#include "apps/checkpointing.h"
 #include "apps/file_lock.h"
 #include "apps/launch.h"
+#include "apps/resume.h"
+#include "apps/stop_requests.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
 #include "core/train/metrics.h"
 
 namespace moesaic::apps {
 
-enum class Resume { automatic, must, never };
-
 /// One training run, from the point of view of one rank: builds the parts, continues from a checkpoint, loops, evaluates,
 /// saves, and says on rank 0 what it does.
 class TrainRun {
  public:
-  TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place);
+  TrainRun(const config::LoadedConfig& loaded, ResumeChoice resume, const RankPlace& place);
   ~TrainRun();
   /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
   int execute();
@@ -33,26 +35,27 @@ class TrainRun {
   void say(const std::string& line) const;
   void prepare();
   void check_memory() const;
-  void lock_run_dir();
-  void continue_from_checkpoint();
-  void report_changes(const std::string& checkpoint) const;
+  void prepare_saving();
+  std::vector<ConfigChange> load_state();
   std::string memory_line() const;
   void print_header() const;
   void print_data() const;
   void open_metrics();
   void mark_ranges();
-  StepStats next_step();
+  int train();
+  std::optional<StepStats> next_step(StopReason& stop);
+  std::optional<StepStats> traced_step(std::int64_t& stop_wish);
+  int stop_early(StopReason reason);
+  void refuse_bad_numbers() const;
   void report(const StepStats& stats);
-  void save();
+  void look_at_saves();
   double report_eval(bool whole);
   void open_run_dir();
-  bool out_of_time();
   void report_final();
   void report_data_use();
-  std::filesystem::path checkpoints() const;
 
   const config::LoadedConfig& loaded_;
-  Resume resume_;
+  ResumeChoice resume_;
   RankPlace place_;
   Communicator& host_;                          // of all ranks, for host memory
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
@@ -61,16 +64,23 @@ class TrainRun {
   Assembly assembly_;
   data::Blend train_;
   std::shared_ptr<const data::TokenSource> valid_;
+  std::string tokenizer_hash_;  // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<MetricsWriter> metrics_;
   StepLog log_;
-  std::int64_t last_saved_ = -1;
+  std::unique_ptr<Checkpointing> checkpointing_;
+  std::unique_ptr<StopRequests> stops_;
   bool reported_ = false;
   std::vector<std::pair<std::int64_t, double>>
       phase_flops_;  ///< last step, training FLOPs per token
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+/// The verbs `train` and `resume`: `load` reads the configuration before MPI starts. Returns the exit code.
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback);
 
 }  // namespace moesaic::apps

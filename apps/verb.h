@@ -25,6 +25,8 @@ void add_generate(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
+void add_resume(CLI::App& app, Action& action);
+void add_ckpt(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 

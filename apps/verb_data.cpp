@@ -11,6 +11,7 @@ constexpr AddVerb kCommands[] = {
     add_data_validate,
     add_data_merge,
     add_data_sample,
+    add_data_tokenize,
 };
 
 }  // namespace

@@ -9,5 +9,6 @@ void add_data_info(CLI::App& data, Action& action);
 void add_data_validate(CLI::App& data, Action& action);
 void add_data_merge(CLI::App& data, Action& action);
 void add_data_sample(CLI::App& data, Action& action);
+void add_data_tokenize(CLI::App& data, Action& action);
 
 }  // namespace moesaic::apps

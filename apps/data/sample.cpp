@@ -29,27 +29,29 @@ struct SampleArguments {
   std::int64_t seed = 1;
 };
 
-bool is_bytes(const data::TokenSource& source) {
+using TokenizerPointer = std::shared_ptr<const tokenizer::Tokenizer>;
+
+// What the tokens mean: --tokenizer, else bytes where the files say so; null where nobody knows.
+TokenizerPointer tokenizer_of(const data::TokenSource& source, const data::FileOptions& options) {
+  if (options.tokenizer) return options.tokenizer;
   const data::SourceInfo info = source.info();
-  return info.format == config::DataFormat::bytes_text ||
-         info.format == config::DataFormat::chat_jsonl ||
-         (info.meta && info.meta->tokenizer == "bytes");
+  const bool bytes = info.format == config::DataFormat::bytes_text ||
+                     info.format == config::DataFormat::chat_jsonl ||
+                     (info.meta && info.meta->tokenizer == "bytes");
+  return bytes ? tokenizer::byte_tokenizer() : nullptr;
 }
 
-// On one line, with quotes; bytes that are not UTF-8 become U+FFFD.
-std::string quoted_text(std::span<const std::int32_t> tokens) {
-  std::string text;
-  for (const std::int32_t t : tokens)
-    text += t == data::kEndOfText ? "" : std::string(1, static_cast<char>(t));
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
+// The text on one line, with quotes; bytes that are not UTF-8 become U+FFFD.
 void print_tokens(std::span<const std::int32_t> tokens,
-                  bool bytes,
+                  const TokenizerPointer& tokenizer,
                   const char* name,
                   std::ostream& out) {
   out << fmt::format("  {:<8} {}\n", name, fmt::join(tokens, " "));
-  if (bytes) out << fmt::format("  {:<8} {}\n", "", quoted_text(tokens));
+  if (!tokenizer) return;
+  const bool bytes = tokenizer->content_hash() == "bytes";  // whose end of a text has no text
+  const nlohmann::json text(tokenizer->decode(tokens, bytes));
+  out << fmt::format(
+      "  {:<8} {}\n", "", text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 // Numbers of `all` things: those asked for, or different ones drawn by the seed.
@@ -75,6 +77,7 @@ std::vector<std::int64_t> chosen(const SampleArguments& arguments,
 void print_document(const data::TokenSource& source,
                     std::int64_t document,
                     std::int64_t length,
+                    const TokenizerPointer& tokenizer,
                     std::ostream& out) {
   const std::int64_t all = source.document_length(document), shown = std::min(all, length);
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(shown));
@@ -83,7 +86,7 @@ void print_document(const data::TokenSource& source,
                      document,
                      grouped(all),
                      shown < all ? fmt::format(", the first {}", shown) : "");
-  print_tokens(tokens, is_bytes(source), "tokens", out);
+  print_tokens(tokens, tokenizer, "tokens", out);
   if (!source.keeps_documents_whole()) return;
   std::vector<char> mask(tokens.size());
   source.read_targets(document, 0, mask);
@@ -91,12 +94,12 @@ void print_document(const data::TokenSource& source,
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (mask[i] != 0) targets.push_back(tokens[i]);
   }
-  print_tokens(targets, is_bytes(source), "targets", out);
+  print_tokens(targets, tokenizer, "targets", out);
 }
 
 void print_window(const data::PackedDataset& set,
                   std::int64_t sample,
-                  bool bytes,
+                  const TokenizerPointer& tokenizer,
                   std::ostream& out) {
   const data::Batch batch = set.batch({sample, 1});
   out << fmt::format("sample {}: {} documents or parts of one, {} targets\n",
@@ -106,21 +109,23 @@ void print_window(const data::PackedDataset& set,
   for (std::size_t d = 0; d + 1 < batch.cu.size(); ++d) {
     const auto begin = static_cast<std::size_t>(batch.cu[d]);
     const auto count = static_cast<std::size_t>(batch.cu[d + 1] - batch.cu[d]);
-    print_tokens(std::span(batch.tokens).subspan(begin, count), bytes, "tokens", out);
+    print_tokens(std::span(batch.tokens).subspan(begin, count), tokenizer, "tokens", out);
   }
 }
 
 int sample(const SampleArguments& arguments) {
-  const auto source = data::open_path(arguments.path, arguments.source.options());
+  const data::FileOptions options = arguments.source.options();
+  const auto source = data::open_path(arguments.path, options);
+  const TokenizerPointer tokenizer = tokenizer_of(*source, options);
   if (!arguments.sequence_length) {
     for (const std::int64_t d : chosen(arguments, source->num_documents(), "documents"))
-      print_document(*source, d, arguments.length, std::cout);
+      print_document(*source, d, arguments.length, tokenizer, std::cout);
     return 0;
   }
   const data::PackedDataset set(
       source, static_cast<std::uint64_t>(arguments.seed), 0, *arguments.sequence_length);
   for (const std::int64_t i : chosen(arguments, set.samples_per_epoch(), "samples in an epoch"))
-    print_window(set, i, is_bytes(*source), std::cout);
+    print_window(set, i, tokenizer, std::cout);
   return 0;
 }
 
@@ -128,7 +133,7 @@ int sample(const SampleArguments& arguments) {
 
 void add_data_sample(CLI::App& data, Action& action) {
   CLI::App* command = data.add_subcommand(
-      "sample", "Show documents, or samples as training cuts them: token ids, and text of bytes");
+      "sample", "Show documents, or samples as training cuts them: token ids and text");
   const auto arguments = std::make_shared<SampleArguments>();
   command->add_option("PATH", arguments->path, "A file, Megatron prefix, folder or pattern")
       ->required();

@@ -22,6 +22,7 @@ data::FileOptions SourceArguments::options() const {
   options.format = static_cast<config::DataFormat>(it - names.begin());
   if (vocab_size) options.vocab_size = *vocab_size;
   options.end_of_text = end_of_text;
+  if (!tokenizer.empty()) options.tokenizer = tokenizer::open_tokenizer(tokenizer);
   options.raw_type = *data::token_type_of(token_dtype);
   return options;
 }
@@ -43,6 +44,11 @@ void add_source_arguments(CLI::App& command, SourceArguments& arguments) {
                   arguments.vocab_size,
                   "Every token id must be below; without it any will do")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{INT32_MAX}));
+  command.add_option(
+      "--tokenizer",
+      arguments.tokenizer,
+      "What turns conversations into tokens, and tokens into text: as data.tokenizer; bytes "
+      "unless given");
 }
 
 std::string grouped(std::int64_t number) {

@@ -18,6 +18,7 @@ struct SourceArguments {
   std::string token_dtype = "u16";
   std::optional<std::int64_t> end_of_text;
   std::optional<std::int64_t> vocab_size;
+  std::string tokenizer;
 
   data::FileOptions options() const;
 };

@@ -129,6 +129,11 @@ constexpr std::array<std::string_view, 2> names_of(DispatchDtype) {
   return {"activation", "fp8"};
 }
 
+enum class OnSaveError { stop, go_on };
+constexpr std::array<std::string_view, 2> names_of(OnSaveError) {
+  return {"stop", "continue"};
+}
+
 enum class ReductionOrder { ordered, library };
 constexpr std::array<std::string_view, 2> names_of(ReductionOrder) {
   return {"ordered", "library"};

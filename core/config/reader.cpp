@@ -124,6 +124,7 @@ void Reader::missing_keys(const Section& section,
 
 void Reader::entry(const Field& field, const Node& node, const std::string& path, void* out) {
   remember(node, path);
+  if (node.kind == Node::Kind::null && field.accepts_null) return;
   void* member = field.address(out);
   const std::size_t before = problems_.size();
   value(field, field.type, node, path, member);

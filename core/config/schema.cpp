@@ -102,7 +102,10 @@ Json field_schema(const Section& section, const Field& field) {
   json["description"] =
       field.doc + (field.is_required ? " Required." : "") +
       (field.missing_feature.empty() ? "" : " Only the default is available in this version.");
-  json.update(type_schema(field, field.type));
+  json.update(
+      field.accepts_null
+          ? Json{{"anyOf", Json::array({type_schema(field, field.type), Json{{"type", "null"}}})}}
+          : type_schema(field, field.type));
   add_default(section, field, json);
   return json;
 }

@@ -114,9 +114,24 @@ void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
     &S::keep_every,
     "Checkpoints at multiples of so many steps are never deleted; 0 = no such rule.")
       .between(0, kMaxCount);
-  f("async", &S::async, "Training goes on while a checkpoint is written.")
-      .only_default("writing checkpoints in the background");
+  f("async",
+    &S::async,
+    "Training goes on while a checkpoint is written, from a copy of the state in rank 0's host "
+    "memory. The files are the same either way.");
+  f("on_error",
+    &S::on_error,
+    "A checkpoint that cannot be written (disk full or broken): stop = the run ends with exit code "
+    "4; continue = it says so and goes on with the checkpoints that it has. The last save of a run "
+    "always has to succeed.");
   f("save_at_end", &S::save_at_end, "A checkpoint after the last step.");
+  f("load_weights",
+    &S::load_weights,
+    "A new run starts from the weights of this checkpoint: PATH of a run or of one of its step-… "
+    "folders, or PATH@STEP. Nothing else is taken from there: step, data and optimizer start anew. "
+    "A run that continues from a checkpoint of its own takes no notice; null = initial weights "
+    "from run.seed.")
+      .in(Unit::path)
+      .example("runs/pretrained@20000");
 }
 
 void CommConfig::describe(Fields<CommConfig>& f) {

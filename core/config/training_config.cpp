@@ -72,6 +72,14 @@ void DataConfig::describe(Fields<DataConfig>& f) {
     "record "
     "per line, loss on the assistant's tokens. auto: by extension and first bytes; "
     "what has no known extension is bytes_text.");
+  f("tokenizer",
+    &S::tokenizer,
+    "What made the tokens of the data: bytes, a tokenizer.json, a tiktoken rank file, or a folder "
+    "that holds one. "
+    "The run keeps a copy, its checkpoints a hash; generate reads and writes text with it.")
+      .in(Unit::path)
+      .default_is("null (bytes for text files; unknown for token files)")
+      .example("DeepSeek-V3/tokenizer.json");
   f("token_dtype", &S::token_dtype, "Type of the tokens in nanogpt files.");
   f("end_of_text",
     &S::end_of_text,
@@ -101,6 +109,7 @@ void PhaseConfig::describe(Fields<PhaseConfig>& f) {
   f("until", &S::until, "Step after which the phase ends, counted from the start of the run.")
       .between(1, kMaxCount)
       .default_is("by until_tokens; in the last phase, the end of the run")
+      .or_null()
       .example("1000");
   f("until_tokens",
     &S::until_tokens,
@@ -147,6 +156,7 @@ void TrainConfig::describe(Fields<TrainConfig>& f) {
   f("steps", &S::steps, "Optimizer steps of the whole run.")
       .between(1, kMaxCount)
       .default_is("by train.tokens or the end of the last phase; one of the three is required")
+      .or_null()
       .also({"max_steps", "train_iters", "iters"})
       .example("10_000");
   f("tokens",
@@ -158,6 +168,7 @@ void TrainConfig::describe(Fields<TrainConfig>& f) {
   f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.")
       .between(1, kMaxCount)
       .default_is("train.global_batch_tokens / data.sequence_length; one of the two is required")
+      .or_null()
       .example("256");
   f("global_batch_tokens",
     &S::global_batch_tokens,

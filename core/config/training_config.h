@@ -35,6 +35,7 @@ struct DataFileConfig {
 struct DataConfig {
   std::vector<DataFileConfig> train;
   std::vector<DataFileConfig> valid;
+  std::optional<std::string> tokenizer;
   DataFormat format = DataFormat::automatic;
   TokenDtype token_dtype = TokenDtype::u16;
   std::optional<std::int64_t> end_of_text;

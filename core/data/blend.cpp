@@ -111,11 +111,14 @@ std::int64_t Blend::num_tokens() const {
     n += set.source->num_tokens();
   return n;
 }
-DocumentBound Blend::document_bound() const {
-  std::vector<const TokenSource*> sources;
+std::vector<const TokenSource*> Blend::sources() const {
+  std::vector<const TokenSource*> all;
   for (const auto& set : sets)
-    sources.push_back(set.source.get());
-  return DocumentBound(sources);
+    all.push_back(set.source.get());
+  return all;
+}
+DocumentBound Blend::document_bound() const {
+  return DocumentBound(sources());
 }
 std::string Blend::name() const {
   if (sets.size() == 1) return sets[0].source->name();

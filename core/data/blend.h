@@ -72,6 +72,7 @@ struct Blend {
   std::int64_t num_documents() const;
   std::int64_t num_tokens() const;
   std::vector<double> weights() const;
+  std::vector<const TokenSource*> sources() const;
   DocumentBound document_bound() const;
   std::string name() const;
 };

@@ -93,8 +93,9 @@ class RecordReader {
       if (!plain) refuse(fmt::format("the role of {} is \"{:.64}\", allowed: a word", what, role));
       const bool target = role == "assistant";
       has_target = has_target || target;
-      pieces.push_back({fmt::format("{}<|im_start|>{}\n", i > 0 ? "\n" : "", role), false});
-      pieces.push_back({text_of(list[i], "content", what) + "<|im_end|>", target});
+      pieces.push_back({fmt::format("{}<|im_start|>{}\n", i > 0 ? "\n" : "", role), false, true});
+      pieces.push_back({text_of(list[i], "content", what), target, false});
+      pieces.push_back({"<|im_end|>", target, true});
     }
     if (!has_target) refuse("no message of role \"assistant\": there is nothing to learn");
     return pieces;
@@ -102,8 +103,8 @@ class RecordReader {
 
   std::vector<ChatPiece> completion() const {
     std::vector<ChatPiece> pieces;
-    pieces.push_back({text_of(record_, "prompt", "the record"), false});
-    pieces.push_back({text_of(record_, "completion", "the record"), true});
+    pieces.push_back({text_of(record_, "prompt", "the record"), false, false});
+    pieces.push_back({text_of(record_, "completion", "the record"), true, false});
     if (pieces[1].text.empty()) refuse("an empty \"completion\": there is nothing to learn");
     return pieces;
   }

@@ -6,10 +6,12 @@
 
 namespace moesaic::data {
 
-/// A part of a conversation's text. Targets are what the model learns to write.
+/// A part of a conversation's text. Targets are what the model learns to write. Marks are the template's own text, where
+/// a tokenizer's special tokens count; text that somebody wrote spells none.
 struct ChatPiece {
   std::string text;
   bool is_target = false;
+  bool is_mark = false;
 };
 
 inline constexpr std::size_t kMaxChatRecordBytes = std::size_t{64} << 20;

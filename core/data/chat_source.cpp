@@ -1,6 +1,10 @@
 #include "core/data/chat_source.h"
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,10 +16,18 @@
 namespace moesaic::data {
 namespace {
 
+struct Encoders {
+  std::unique_ptr<tokenizer::Encoder> marks, text;
+};
+
 class ChatSource final : public TokenSource {
  public:
-  ChatSource(const std::string& path, std::int64_t vocab_size, const TextEncoder& encoder)
-      : path_(path), vocab_size_(vocab_size), end_of_text_(encoder.end_of_text) {
+  ChatSource(const std::string& path,
+             std::int64_t vocab_size,
+             const tokenizer::Tokenizer& tokenizer)
+      : path_(path), vocab_size_(vocab_size), end_of_text_(tokenizer.end_of_text()) {
+    const Encoders encoders{tokenizer.encoder({.parse_special = true, .add_special = false}),
+                            tokenizer.encoder({.parse_special = false, .add_special = false})};
     const MappedFile file(path, MappedFile::Links::follow);
     bytes_ = file.size();
     const std::string kind = looks_like({file.data(), file.size()});
@@ -27,7 +39,7 @@ class ChatSource final : public TokenSource {
       const std::size_t end = std::min(text.find('\n', at), text.size());
       const std::string_view record = text.substr(at, end - at);
       if (record.find_first_not_of(" \t\r") != std::string_view::npos)
-        add(record, fmt::format("{}:{}: line {}", path, at, line), encoder);
+        add(record, fmt::format("{}:{}: line {}", path, at, line), encoders);
       at = end + 1;
     }
     if (num_documents() == 0) throw InputError(fmt::format("{}: no records", path));
@@ -67,24 +79,20 @@ class ChatSource final : public TokenSource {
     return static_cast<std::size_t>(begin_[static_cast<std::size_t>(document)] + begin);
   }
 
-  void add(std::string_view record, const std::string& where, const TextEncoder& encoder) {
+  void add(std::string_view record, const std::string& where, const Encoders& encoders) {
     bool last_is_target = false;
     for (const ChatPiece& piece : parse_chat_record(record, where)) {
-      append(encode(piece.text, where, encoder), piece.is_target, where);
+      std::vector<std::int32_t> tokens;
+      try {
+        (piece.is_mark ? *encoders.marks : *encoders.text).encode(piece.text, tokens);
+      } catch (const InputError& error) {
+        throw InputError(fmt::format("{}: {}", where, error.what()));
+      }
+      append(tokens, piece.is_target, where);
       last_is_target = piece.is_target;
     }
-    append({encoder.end_of_text}, last_is_target, where);
+    if (end_of_text_) append({*end_of_text_}, last_is_target, where);
     begin_.push_back(static_cast<std::int64_t>(tokens_.size()));
-  }
-
-  static std::vector<std::int32_t> encode(const std::string& text,
-                                          const std::string& where,
-                                          const TextEncoder& encoder) {
-    try {
-      return encoder.encode(text);
-    } catch (const InputError& error) {
-      throw InputError(fmt::format("{}: {}", where, error.what()));
-    }
   }
 
   void append(const std::vector<std::int32_t>& tokens, bool is_target, const std::string& where) {
@@ -100,7 +108,7 @@ class ChatSource final : public TokenSource {
 
   std::string path_;
   std::int64_t vocab_size_;
-  std::int32_t end_of_text_;
+  std::optional<std::int32_t> end_of_text_;
   std::uint64_t bytes_ = 0;
   std::vector<std::int32_t> tokens_;
   std::vector<char> targets_;
@@ -109,19 +117,10 @@ class ChatSource final : public TokenSource {
 
 }  // namespace
 
-TextEncoder byte_encoder() {
-  return {[](std::string_view text) {
-            if (text.find('\0') != std::string_view::npos)
-              throw InputError("a zero byte; it is the end-of-text token");
-            return tokens_of_text(text);
-          },
-          kEndOfText};
-}
-
 std::unique_ptr<TokenSource> open_chat(const std::string& path,
                                        std::int64_t vocab_size,
-                                       const TextEncoder& encoder) {
-  return std::make_unique<ChatSource>(path, vocab_size, encoder);
+                                       const tokenizer::Tokenizer& tokenizer) {
+  return std::make_unique<ChatSource>(path, vocab_size, tokenizer);
 }
 
 }  // namespace moesaic::data

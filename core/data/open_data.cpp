@@ -8,10 +8,12 @@
 namespace moesaic::data {
 
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<config::DataFileConfig>& entries,
-                                               const config::Config& config) {
+                                               const config::Config& config,
+                                               const TokenizerPointer& tokenizer) {
   FileOptions options{.format = config.data.format,
                       .vocab_size = config.model.vocab_size,
                       .end_of_text = config.data.end_of_text,
+                      .tokenizer = tokenizer,
                       .raw_type = config.data.token_dtype == config::TokenDtype::u16
                                       ? TokenType::u16
                                       : TokenType::u32};
@@ -23,12 +25,12 @@ std::shared_ptr<const TokenSource> open_tokens(const std::vector<config::DataFil
   return join_sources(std::move(sources));
 }
 
-Blend open_training_data(const config::Config& config) {
+Blend open_training_data(const config::Config& config, const TokenizerPointer& tokenizer) {
   const auto& entries = config.data.train;
-  if (!entries.front().weight) return Blend(open_tokens(entries, config));
+  if (!entries.front().weight) return Blend(open_tokens(entries, config, tokenizer));
   std::vector<WeightedSource> sets;
   for (const auto& entry : entries)
-    sets.push_back({open_tokens({entry}, config), *entry.weight});
+    sets.push_back({open_tokens({entry}, config, tokenizer), *entry.weight});
   return Blend(std::move(sets));
 }
 

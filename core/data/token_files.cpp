@@ -124,7 +124,9 @@ std::unique_ptr<TokenSource> open_file(const std::string& path, const FileOption
     case DataFormat::nanogpt:
       return open_raw(path, options.vocab_size, options.end_of_text, options.raw_type);
     case DataFormat::chat_jsonl:
-      return open_chat(path, options.vocab_size, byte_encoder());
+      return open_chat(path,
+                       options.vocab_size,
+                       options.tokenizer ? *options.tokenizer : *tokenizer::byte_tokenizer());
     case DataFormat::automatic:
     case DataFormat::bytes_text:
       break;

@@ -8,6 +8,7 @@
 #include "core/config/enums.h"
 #include "core/data/token_source.h"
 #include "core/data/token_type.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moesaic::data {
 
@@ -18,6 +19,8 @@ struct FileOptions {
   std::int64_t vocab_size = INT32_MAX;
   /// Closes documents in files without a table of them (llmc, nanogpt).
   std::optional<std::int64_t> end_of_text;
+  /// chat_jsonl; null = bytes.
+  std::shared_ptr<const tokenizer::Tokenizer> tokenizer;
   /// nanogpt, which has no header.
   TokenType raw_type = TokenType::u16;
 

@@ -240,20 +240,28 @@ void Trainer::load_batches(const Phase& phase) {
 }
 
 // Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
-StepScalars Trainer::count_batches(const Phase& phase) {
-  std::int64_t valid = 0, mtp = 0, documents = 0, tokens = 0;
+BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
+  BatchCounts own;
+  own.stop_wish = stop_wish;
   for (const auto& m : micro_batches_) {
-    valid += m->valid_targets();
-    mtp += m->mtp_targets();
-    documents += m->documents();
-    tokens += m->sequence().num_tokens();
+    own.valid_targets += m->valid_targets();
+    own.mtp_targets += m->mtp_targets();
+    own.documents += m->documents();
+    own.tokens += m->sequence().num_tokens();
   }
+  return over_ranks(own, parts_.world);
+}
+
+StepScalars Trainer::step_scalars(const Phase& phase, const BatchCounts& counts) const {
+  const auto at_least_one = [](std::int64_t n) {
+    return static_cast<double>(std::max<std::int64_t>(1, n));
+  };
   StepScalars s;
   s.learning_rate = phase.learning_rate(step_ + 1);
-  s.loss_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(valid)));
-  s.mtp_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(mtp)));
-  s.documents = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(documents)));
-  s.tokens = static_cast<double>(sum_over_ranks(tokens));
+  s.loss_divisor = at_least_one(counts.valid_targets);
+  s.mtp_divisor = at_least_one(counts.mtp_targets);
+  s.documents = at_least_one(counts.documents);
+  s.tokens = static_cast<double>(counts.tokens);
   s.step = static_cast<double>(step_ + 1);
   return s;
 }
@@ -303,11 +311,19 @@ RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
 }
 
 StepStats Trainer::step() {
+  std::int64_t no_wish = 0;
+  return step_unless_stopped(no_wish).value();
+}
+
+std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
   const auto start = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
   enter_phase(phase);
   load_batches(phase);
-  const StepScalars scalars = count_batches(phase);
+  const BatchCounts counts = count_batches(stop_wish);
+  stop_wish = counts.stop_wish;
+  if (stop_wish > 0) return std::nullopt;
+  const StepScalars scalars = step_scalars(phase, counts);
   parts_.optimizer->begin_step(scalars, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it

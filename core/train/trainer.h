@@ -13,6 +13,7 @@
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/batch_counts.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/metrics.h"
 #include "core/train/optimizer.h"
@@ -73,13 +74,20 @@ class Trainer {
   std::int64_t consecutive_bad_steps() const noexcept { return bad_steps_; }
   /// One update of the whole global batch.
   StepStats step();
+  /// The same, unless a rank has a wish above 0: then no rank does a step. `stop_wish`: in, this rank's; out, the highest
+  /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
+  std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
   /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
   EvalStats evaluate(bool whole = false);
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
+  /// Those of the model: parameters, and buffers that are stored like them (router biases).
+  std::vector<StateTensor> weights() const;
   StateValues values() const;
   void load_values(const StateValues& values);
+  /// After weights() alone were filled, at step 0: what is derived from them follows.
+  void weights_were_loaded();
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
@@ -106,7 +114,8 @@ class Trainer {
   TensorView some_gradient() const;
   void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
-  StepScalars count_batches(const Phase& phase);
+  BatchCounts count_batches(std::int64_t stop_wish) const;
+  StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);

@@ -47,6 +47,17 @@ std::vector<StateTensor> Trainer::state() const {
   return all;
 }
 
+std::vector<StateTensor> Trainer::weights() const {
+  std::vector<StateTensor> all = weight_tensors(*parts_.params);
+  std::erase_if(all, [](const StateTensor& t) { return t.name.starts_with("buffer/"); });
+  return all;
+}
+
+void Trainer::weights_were_loaded() {
+  MOESAIC_CHECK(step_ == 0, "weights alone are loaded before the first step");
+  refresh_weights(*parts_.params, backend_->backend());
+}
+
 // What decided which samples were used up to this step. Later phases may still change, and the present one's end.
 std::string Trainer::data_order() const {
   std::string text = fmt::format("run.seed={} train.global_batch_size={} tokens of data.train={}",

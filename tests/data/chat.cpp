@@ -36,7 +36,70 @@ std::vector<std::string> targets_of(const TokenSource& source, std::int64_t docu
   return runs;
 }
 
+// Bytes, and two words that only marks may spell; documents end with 302 or with nothing.
+class WordTokenizer final : public tokenizer::Tokenizer {
+ public:
+  explicit WordTokenizer(bool ends) : ends_(ends) {}
+  class Words final : public tokenizer::Encoder {
+   public:
+    explicit Words(bool special) : special_(special) {}
+    void encode(std::string_view text, std::vector<std::int32_t>& out) override {
+      while (!text.empty()) {
+        const bool start = special_ && text.starts_with("<|im_start|>"),
+                   end = special_ && text.starts_with("<|im_end|>");
+        out.push_back(start ? 300 : end ? 301 : static_cast<unsigned char>(text[0]));
+        text.remove_prefix(start ? 12 : end ? 10 : 1);
+      }
+    }
+
+   private:
+    bool special_;
+  };
+  std::unique_ptr<tokenizer::Encoder> encoder(const tokenizer::EncodeOptions& o) const override {
+    return std::make_unique<Words>(o.parse_special);
+  }
+  std::string decode(std::span<const std::int32_t>, bool) const override { return ""; }
+  std::int64_t vocab_size() const noexcept override { return 303; }
+  const std::vector<tokenizer::NamedToken>& named_tokens() const noexcept override {
+    return named_;
+  }
+  std::optional<std::int32_t> end_of_text() const noexcept override {
+    return ends_ ? std::optional(302) : std::nullopt;
+  }
+  const std::string& name() const noexcept override { return name_; }
+  const std::string& content_hash() const noexcept override { return name_; }
+
+ private:
+  bool ends_;
+  std::vector<tokenizer::NamedToken> named_;
+  std::string name_ = "words";
+};
+
 }  // namespace
+
+TEST_CASE(
+    "with a tokenizer the template's marks are its special tokens, and nobody's text spells one") {
+  const Folder folder("chat_words");
+  const std::string path = folder.write(
+      "w.jsonl",
+      R"({"messages": [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "b"}]})");
+  for (const bool ends : {true, false}) {
+    const auto source = open_chat(path, 303, WordTokenizer(ends));
+    const auto tokens = tokens_of(*source, 0);
+    CHECK(std::count(tokens.begin(), tokens.end(), 300) == 2);
+    CHECK(std::count(tokens.begin(), tokens.end(), 301) == 2);  // and not the user's
+    CHECK(std::count(tokens.begin(), tokens.end(), '|') == 2);
+    std::vector<char> mask(tokens.size());
+    source->read_targets(0, 0, mask);
+    std::vector<std::int32_t> targets;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (mask[i] != 0) targets.push_back(tokens[i]);
+    }
+    CHECK(targets ==
+          (ends ? std::vector<std::int32_t>{'b', 301, 302} : std::vector<std::int32_t>{'b', 301}));
+    CHECK(tokens.back() == (ends ? 302 : 301));
+  }
+}
 
 TEST_CASE("a conversation becomes text by the template, and the assistant's part is the target") {
   const Folder folder("chat");
@@ -101,7 +164,7 @@ TEST_CASE("records that are no conversation are refused with file, offset and li
   const Folder folder("chat_bad");
   const auto error = [&](const std::string& text) {
     const std::string path = folder.write("x.jsonl", text);
-    return input_error([&] { open_chat(path, 256, byte_encoder()); });
+    return input_error([&] { open_chat(path, 256, *tokenizer::byte_tokenizer()); });
   };
   const std::string good = R"({"prompt": "a", "completion": "b"})";
   CHECK(has(error(good + "\n" + good + "\nnot json\n"),
@@ -125,7 +188,8 @@ TEST_CASE("whole documents lie in one window each, none is lost, and none attend
     text += R"({"prompt": ")" + prompt + R"(", "completion": ")" + completion + "\"}\n";
   }
   const std::string path = folder.write("p.jsonl", text);
-  const std::shared_ptr<const TokenSource> source = open_chat(path, 256, byte_encoder());
+  const std::shared_ptr<const TokenSource> source =
+      open_chat(path, 256, *tokenizer::byte_tokenizer());
   const std::int64_t length = 40;
   const WholeWindows windows(source, length);
   CHECK((windows.cut_documents() == 0 && windows.left_out() == 0));
@@ -180,7 +244,8 @@ TEST_CASE("long conversations are cut at the end, and left out where nothing to 
                                         "\n"
                                         R"({"prompt": "0123", "completion": "xy"})"
                                         "\n");
-  const std::shared_ptr<const TokenSource> source = open_chat(path, 256, byte_encoder());
+  const std::shared_ptr<const TokenSource> source =
+      open_chat(path, 256, *tokenizer::byte_tokenizer());
   const WholeWindows cut(source, 14);
   CHECK((cut.count() == 2 && cut.cut_documents() == 1 && cut.left_out() == 0));
   Batch batch = make_batch(14, 1);

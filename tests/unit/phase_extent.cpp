@@ -62,6 +62,13 @@ TEST_CASE("without tokens everything is as it was written") {
       "6}]}");
   CHECK((staged[0].global_batch_size == 4 && staged[1].global_batch_size == 6 &&
          staged[1].until == 10));
+  const auto taken_away = config::load_config_text(kTiny,
+                                                   "t.yaml",
+                                                   {"train.steps=null",
+                                                    "train.tokens=1000",
+                                                    "train.global_batch_size=null",
+                                                    "train.global_batch_tokens=128"});
+  CHECK((taken_away.config.train.steps == 8 && taken_away.config.train.global_batch_size == 2));
   CHECK(extents("{tokens: 1000, global_batch_size: 4}")[0].until == 4);  // 3.9 steps
 }
 
