@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "apps/resume.h"
+#include "apps/run_tokenizer.h"
 #include "core/checkpoint/checkpoint.h"
 
 namespace moesaic::apps {
@@ -182,6 +183,7 @@ SaveRequest Checkpointing::request() const {
   const config::Config& config = parts_.loaded->config;
   StateValues values = parts_.trainer->values();
   if (!origin_.empty()) values.texts[kOriginValue] = origin_;
+  if (!tokenizer_.empty()) values.texts[kTokenizerValue] = tokenizer_;
   return {.checkpoints = checkpoints_of(config),
           .step = parts_.trainer->steps_done(),
           .values = std::move(values),

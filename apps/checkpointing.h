@@ -30,6 +30,8 @@ class Checkpointing {
   void is_saved() noexcept { last_saved_ = parts_.trainer->steps_done(); }
   /// Goes into the values of all checkpoints from here on (resume.h).
   void set_origin(std::string origin) { origin_ = std::move(origin); }
+  /// The same for the content hash of the data's tokenizer (run_tokenizer.h).
+  void set_tokenizer(std::string hash) { tokenizer_ = std::move(hash); }
   /// Saves the state, unless the last checkpoint is of this step; in the background where checkpoint.async says so,
   /// after waiting for the one before. A save that fails throws ResourceError, or is only reported, as
   /// checkpoint.on_error says: one in the background when it is found out, on rank 0 alone.
@@ -57,7 +59,7 @@ class Checkpointing {
 
   Parts parts_;
   BackgroundSave background_;
-  std::string origin_;
+  std::string origin_, tokenizer_;
   std::int64_t last_saved_ = -1;
   double stall_ = 0;  // of the save in the background
   double seconds_ = 0;

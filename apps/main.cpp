@@ -27,6 +27,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_verify,
     moesaic::apps::add_bench,
     moesaic::apps::add_doctor,
+    moesaic::apps::add_data,
 };
 
 int code(ExitCode exit_code) {
@@ -60,7 +61,8 @@ int run(int argc, char** argv) {
   CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models",
                "moesaic");
   app.set_version_flag("--version", moesaic::apps::version_text());
-  app.require_subcommand(0, 1);  // what follows a verb is its argument: `explain train` names a section
+  app.require_subcommand(
+      0, 1);  // what follows a verb is its argument: `explain train` names a section
   app.footer("'moesaic COMMAND --help' shows the arguments and an example of a command.\n");
   moesaic::apps::Action action;
   for (const moesaic::apps::AddVerb add : kVerbs)

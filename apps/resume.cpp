@@ -7,6 +7,7 @@
 
 #include "apps/checkpoint_path.h"
 #include "apps/checkpointing.h"
+#include "apps/run_tokenizer.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/manifest.h"
@@ -273,6 +274,7 @@ Continued continue_run(const ResumeParts& parts) {
     result.changes =
         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
     refuse_or_report(parts, target.folder, result.changes);
+    require_same_tokenizer(target.folder, parts.tokenizer);
     if (const auto differences =
             checkpoint_differences(target.folder, parts.trainer->state(), true);
         !differences.empty())

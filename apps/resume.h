@@ -25,6 +25,7 @@ ResumeChoice resume_choice(const std::string& text, bool fallback);
 struct ResumeParts {
   const config::LoadedConfig* loaded = nullptr;
   ResumeChoice choice;
+  std::string tokenizer;  ///< content hash of the data's tokenizer, or kUnknownTokenizer
   Communicator* host = nullptr;
   Trainer* trainer = nullptr;
   std::function<void(const std::string&)> say;  ///< a line of the log, on rank 0

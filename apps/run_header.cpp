@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "apps/data_lines.h"
 #include "apps/run_environment.h"
 #include "apps/stop_requests.h"
 #include "apps/version.h"
@@ -85,44 +86,6 @@ std::string flops_line(const RunFacts& facts, const ModelPlan& plan) {
   return line;
 }
 
-std::string data_line(const RunFacts& facts, const ModelPlan& plan) {
-  const auto& c = facts.loaded.config;
-  double tokens = 0;
-  for (const PhasePlan& phase : plan.phases)
-    tokens += static_cast<double>(phase.end - phase.begin) *
-              static_cast<double>(c.train.global_batch_size * phase.sequence_length);
-  std::string line = fmt::format(
-      "data       {} | {} file(s), {} documents, {} tokens ({}) | {:.2f} epoch(s) in {} steps",
-      facts.train.name(),
-      c.data.train.size(),
-      grouped(facts.train.num_documents()),
-      grouped(facts.train.num_tokens()),
-      c.data.format == config::DataFormat::bytes_text ? "bytes" : "token ids",
-      tokens / static_cast<double>(std::max<std::int64_t>(1, facts.train.num_tokens())),
-      c.train.steps);
-  if (facts.valid != nullptr)
-    line += fmt::format(" | held out: {} tokens", grouped(facts.valid->num_tokens()));
-  return line;
-}
-
-std::string batch_line(const RunFacts& facts, const ModelPlan& plan) {
-  const auto& c = facts.loaded.config;
-  const std::int64_t per_rank = c.train.global_batch_size / facts.host.size();
-  std::string line = fmt::format(
-      "batch      {} sequences x {} tokens = {} tokens a step | {} micro-batch(es) of {} on a rank",
-      c.train.global_batch_size,
-      plan.sequence_length,
-      grouped(c.train.global_batch_size * plan.sequence_length),
-      per_rank / c.train.micro_batch_size,
-      c.train.micro_batch_size);
-  for (const PhasePlan& phase : plan.phases) {
-    if (plan.phases.size() > 1)
-      line += fmt::format(
-          " | steps {} to {}: {} tokens", phase.begin + 1, phase.end, phase.sequence_length);
-  }
-  return line;
-}
-
 std::string memory_line() {
   std::string line = "memory     per rank:";
   for (const auto& use : memory_in_use()) {
@@ -159,8 +122,8 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   lines.push_back(layout_line(facts));
   lines.push_back(model_line(facts, plan));
   lines.push_back(flops_line(facts, plan));
-  lines.push_back(data_line(facts, plan));
-  lines.push_back(batch_line(facts, plan));
+  const auto data = data_lines(c, facts.train, facts.valid, plan, facts.host.size());
+  lines.insert(lines.end(), data.begin(), data.end());
   lines.push_back(memory_line());
   if (facts.assembly.device.kind == Device::Kind::cuda) {
     lines.push_back(

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "apps/assembly.h"
-#include "core/data/token_source.h"
+#include "core/data/blend.h"
 #include "core/train/run_sink.h"
 
 namespace moesaic::apps {
@@ -13,7 +13,7 @@ struct RunFacts {
   const config::LoadedConfig& loaded;
   const Assembly& assembly;
   Communicator& host;  ///< all ranks
-  const data::TokenSource& train;
+  const data::Blend& train;
   const data::TokenSource* valid = nullptr;
   std::string device_line;  ///< on a GPU: its memory, planned and counted
   bool uses_nccl = false;

@@ -184,7 +184,7 @@ void RunReport::eval(const EvalStats& stats, std::int64_t step) {
 
 // A model that knows only the frequencies of bytes, or of pairs.
 void RunReport::closing_comparison(double loss, const data::TokenSource& valid) {
-  if (host_.rank() != 0 || config().data.format != config::DataFormat::bytes_text) return;
+  if (host_.rank() != 0 || valid.info().format != config::DataFormat::bytes_text) return;
   data::TokenCounts counts;
   counts.add(valid);
   const double unigram = data::unigram_entropy(counts), bigram = data::bigram_entropy(counts);

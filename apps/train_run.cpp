@@ -6,7 +6,9 @@
 
 #include <fmt/format.h>
 
+#include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
+#include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
@@ -44,12 +46,17 @@ void TrainRun::prepare() {
   if (place_.local_size > 1) {
     const std::string warning =
         doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
-    if (!warning.empty()) say("warning    " + warning);
+    if (!warning.empty()) report_.line("warning    " + warning);
   }
-  train_ = open_tokens(config().data.train, config());
-  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config());
+  const auto configured = tokenizer_of_config(config());
+  train_ = open_training_data(config(), configured);
+  if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), configured);
+  std::vector<const data::TokenSource*> sources = train_.sources();
+  if (valid_) sources.push_back(valid_.get());
+  const auto tokenizer = tokenizer_of_data(configured, sources);
+  tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
   if (device.kind == Device::Kind::cuda) {
-    std::vector<data::DocumentBound> documents{data::DocumentBound(*train_)};
+    std::vector<data::DocumentBound> documents{train_.document_bound()};
     if (valid_) documents.emplace_back(*valid_);
     const auto before = cuda::device_memory(device);
     memory_before_ = before.total - before.free;
@@ -96,6 +103,7 @@ void TrainRun::open_run_dir() {
   if (is_root()) {
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
+    keep_tokenizer(config());
   }
   host_.barrier();
 }
@@ -121,7 +129,7 @@ void TrainRun::begin_report() {
   report_.begin({.loaded = loaded_,
                  .assembly = assembly_,
                  .host = host_,
-                 .train = *train_,
+                 .train = train_,
                  .valid = valid_.get(),
                  .device_line = memory_plan_ ? memory_line() : "",
                  .uses_nccl = device_world_ != nullptr,
@@ -201,6 +209,7 @@ void TrainRun::prepare_saving() {
 std::vector<ConfigChange> TrainRun::load_state() {
   const ResumeParts parts{.loaded = &loaded_,
                           .choice = resume_,
+                          .tokenizer = tokenizer_hash_,
                           .host = &host_,
                           .trainer = trainer_.get(),
                           .say = [this](const std::string& line) { report_.line(line); }};
@@ -209,6 +218,7 @@ std::vector<ConfigChange> TrainRun::load_state() {
   continues_ = continued.yes;
   continued_from_ = continued.origin;
   checkpointing_->set_origin(continued.origin);
+  checkpointing_->set_tokenizer(tokenizer_hash_);
   if (continued.is_own) checkpointing_->is_saved();
   if (!continued.yes && config().checkpoint.load_weights) load_start_weights(parts);
   return continued.changes;
@@ -246,6 +256,12 @@ int TrainRun::run() {
   }
 }
 
+void TrainRun::report_data_use() {
+  if (!is_root()) return;
+  for (const RunEvent& event : data_use_events(trainer_->data_use(), trainer_->steps_done()))
+    report_.event(event);
+}
+
 int TrainRun::train() {
   const auto& train = config().train;
   while (trainer_->steps_done() < train.steps) {
@@ -270,6 +286,7 @@ int TrainRun::train() {
         train.steps - bad));
   }
   if (config().checkpoint.save_at_end) checkpointing_->finish();
+  report_data_use();
   if (valid_) report_.closing_comparison(evaluate(true), *valid_);
   report_.end({trainer_->steps_done(),
                0,

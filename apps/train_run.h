@@ -51,6 +51,7 @@ class TrainRun {
   void look_at_saves();
   double evaluate(bool whole);
   void open_run_dir();
+  void report_data_use();
 
   const config::LoadedConfig& loaded_;
   ResumeChoice resume_;
@@ -61,7 +62,9 @@ class TrainRun {
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
-  std::shared_ptr<const data::TokenSource> train_, valid_;
+  data::Blend train_;
+  std::shared_ptr<const data::TokenSource> valid_;
+  std::string tokenizer_hash_;  // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;

@@ -10,7 +10,7 @@ inline constexpr std::string_view kOtherModel = "it was trained as another model
 inline constexpr std::string_view kOtherOrder = "the order of the data would change";
 inline constexpr std::string_view kOneValue = "it has one value in this version";
 inline constexpr std::string_view kInProgress =
-    "but the sequence length of a phase in progress must not change";
+    "but sequence length and batch of a phase in progress must not change";
 
 inline constexpr ResumeRule kResumeRules[] = {
     {"base", OnResume::free, ""},
@@ -40,12 +40,23 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"data.train",
      OnResume::logged,
      "moved files are the same data; the number of tokens must stay"},
+    {"data.train[].*",
+     OnResume::logged,
+     "moved files are the same data; tokens and weights must stay"},
     {"data.valid", OnResume::logged, "held-out losses only"},
+    {"data.valid[].*", OnResume::logged, "held-out losses only"},
     {"data.format", OnResume::logged, "the number of tokens must stay"},
+    {"data.token_dtype", OnResume::logged, "the number of tokens must stay"},
+    {"data.end_of_text", OnResume::refused, kOtherOrder},
+    {"data.tokenizer",
+     OnResume::logged,
+     "a moved file is the same tokenizer; another one is refused"},
     {"data.sequence_length", OnResume::logged, kInProgress},
 
     {"train.steps", OnResume::logged, "learning-rate schedules may depend on it"},
+    {"train.tokens", OnResume::logged, "learning-rate schedules may depend on it"},
     {"train.global_batch_size", OnResume::refused, kOtherOrder},
+    {"train.global_batch_tokens", OnResume::refused, kOtherOrder},
     {"train.micro_batch_size", OnResume::logged, "sums are rounded differently"},
     {"train.eval_every", OnResume::free, ""},
     {"train.eval_batches", OnResume::free, "held-out losses only"},

@@ -57,7 +57,6 @@ std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
 
 void Trainer::check_layout() const {
   const auto& config = *parts_.config;
-  const std::int64_t batch = config.train.global_batch_size, micro = config.train.micro_batch_size;
   if (config.parallel.dp && *config.parallel.dp != ranks()) {
     throw UsageError(fmt::format(
         "parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key",
@@ -65,35 +64,35 @@ void Trainer::check_layout() const {
         ranks(),
         *config.parallel.dp));
   }
-  if (batch % (micro * ranks()) != 0) {
+  for (const Phase& phase : phases_) {
+    const std::int64_t batch = phase.global_batch_size, micro = phase.micro_batch_size;
     const std::int64_t unit = micro * ranks();
-    throw UsageError(
-        fmt::format("train.global_batch_size: {} is not a multiple of train.micro_batch_size ({}) "
-                    "x {} rank(s). Nearest valid: {}{}",
-                    batch,
-                    micro,
-                    ranks(),
-                    batch > unit ? fmt::format("{}, ", batch / unit * unit) : "",
-                    (batch / unit + 1) * unit));
+    if (batch % unit == 0) continue;
+    throw UsageError(fmt::format(
+        "train.global_batch_size{}: {} is not a multiple of train.micro_batch_size ({}) x {} "
+        "rank(s). Nearest valid: {}{}",
+        phases_.size() > 1 ? fmt::format(" of phase {}", phase.index) : "",
+        batch,
+        micro,
+        ranks(),
+        batch > unit ? fmt::format("{}, ", batch / unit * unit) : "",
+        (batch / unit + 1) * unit));
   }
 }
 
 // The arenas are sized once, for the phase that needs most; only the first step of a phase allocates (its batches).
 // Text that is too short for a later phase must not stop the run when that phase begins.
 void Trainer::check_data() const {
-  const auto& config = *parts_.config;
   for (const Phase& phase : phases_) {
-    const data::PackedDataset windows(parts_.train,
-                                      static_cast<std::uint64_t>(config.run.seed),
-                                      phase.index,
-                                      phase.sequence_length);
-    if (parts_.valid) const data::ValidationSet held_out(parts_.valid, phase.sequence_length, 1);
+    for (const auto& set : parts_.train.sets)
+      data::num_windows(set.source, phase.sequence_length);
+    if (parts_.valid) data::num_windows(parts_.valid, phase.sequence_length);
   }
 }
 
 void Trainer::allocate() {
   const auto& config = *parts_.config;
-  std::vector<data::DocumentBound> documents{data::DocumentBound(*parts_.train)};
+  std::vector<data::DocumentBound> documents{parts_.train.document_bound()};
   if (parts_.valid) documents.emplace_back(*parts_.valid);
   memory_ = measure_run(config,
                         phases_,
@@ -128,13 +127,27 @@ void Trainer::allocate() {
 
 // For the phase that needs most, so that nothing is allocated once training has begun.
 void Trainer::allocate_batches() {
-  const auto& config = *parts_.config;
-  const StepBuffers sizes = step_buffers(config, phases_, *parts_.model, *parts_.params, ranks());
-  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
-  for (std::int64_t i = 0; i < sizes.micro_batches; ++i)
-    micro_batches_.push_back(
-        std::make_unique<SequenceBuffers>(sizes.micro_batch_tokens, parts_.device, mtp));
+  const StepBuffers sizes = step_buffers(phases_, *parts_.model, *parts_.params, ranks());
+  host_batches_ = make_host_buffer(sizes.batches, parts_.device, "batches, host");
+  batch_memory_ = Buffer(sizes.batches, parts_.device, "batches");
   if (sizes.margins > 0) margin_memory_ = Buffer(sizes.margins, parts_.device, "balance margins");
+}
+
+// Phases with longer sequences have fewer or smaller micro-batches, in the same memory.
+void Trainer::place_batches(const Phase& phase) {
+  const bool mtp = parts_.config->model.mtp.num_nextn_predict_layers > 0;
+  const std::int64_t tokens = phase.micro_batch_tokens();
+  const std::size_t bytes = SequenceBuffers::bytes_for(tokens);
+  const Shape shape{static_cast<std::int64_t>(bytes / 4)};
+  micro_batches_.clear();
+  for (std::int64_t i = 0; i < phase.micro_batches(ranks()); ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * bytes;
+    micro_batches_.push_back(
+        std::make_unique<SequenceBuffers>(tokens,
+                                          host_batches_.view(shape, DType::i32, at),
+                                          batch_memory_.view(shape, DType::i32, at),
+                                          mtp));
+  }
 }
 
 void Trainer::enter_phase(const Phase& phase) {
@@ -143,17 +156,18 @@ void Trainer::enter_phase(const Phase& phase) {
   phase_ = phase.index;
   prepared_step_ = -1;
   const auto& config = *parts_.config;
-  const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
+  const std::int64_t tokens = phase.micro_batch_tokens();
+  place_batches(phase);
   parts_.model->plan({tokens}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
-  dataset_ = std::make_unique<data::PackedDataset>(parts_.train,
-                                                   static_cast<std::uint64_t>(config.run.seed),
-                                                   phase.index,
-                                                   phase.sequence_length);
+  dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
+                                                    static_cast<std::uint64_t>(config.run.seed),
+                                                    phase.index,
+                                                    phase.sequence_length);
   if (parts_.valid) {
-    const std::int64_t wanted = config.train.eval_batches * config.train.global_batch_size;
+    const std::int64_t wanted = config.train.eval_batches * phase.global_batch_size;
     validation_ =
         std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
   }
@@ -214,14 +228,13 @@ TensorView Trainer::some_gradient() const {
 
 // What step `step` (from 0) reads, a pure function of its number; made while the device is busy with the step before.
 void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
-  const auto& train = parts_.config->train;
-  const std::int64_t first = (step - phase.begin) * train.global_batch_size;
+  const std::int64_t first = (step - phase.begin) * phase.global_batch_size;
   const data::SampleRange share =
-      data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+      data::share_of_rank(first, phase.global_batch_size, rank(), ranks());
   prepared_.clear();
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
-    const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
-    prepared_.push_back(dataset_->batch({share.first + offset, train.micro_batch_size}));
+    const std::int64_t offset = static_cast<std::int64_t>(i) * phase.micro_batch_size;
+    prepared_.push_back(dataset_->batch({share.first + offset, phase.micro_batch_size}));
   }
   prepared_step_ = step;
 }
@@ -436,8 +449,9 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
 
 EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
-  enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
-  const std::int64_t micro = parts_.config->train.micro_batch_size;
+  const Phase& phase = phase_of(phases_, std::max<std::int64_t>(1, step_));
+  enter_phase(phase);
+  const std::int64_t micro = phase.micro_batch_size;
   std::unique_ptr<data::ValidationSet> all;
   if (whole) {
     all = std::make_unique<data::ValidationSet>(

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "core/config/config.h"
+#include "core/data/blend.h"
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
@@ -37,6 +38,14 @@ struct StepStats {
   std::vector<ExpertLoad> experts;
 };
 
+/// What a data set has given to the steps so far.
+struct DataUse {
+  std::string name;
+  double share = 0;  ///< of the samples, as the weights ask
+  std::int64_t samples = 0, tokens = 0;
+  double epochs = 0;  ///< windows drawn / windows of an epoch, added up over the phases
+};
+
 struct EvalStats {
   double loss = 0;  ///< nats per predicted token
   std::int64_t predicted_tokens = 0;
@@ -53,7 +62,8 @@ class Trainer {
     ParameterStore* params = nullptr;  ///< sealed and initialised
     Model* model = nullptr;
     Optimizer* optimizer = nullptr;
-    std::shared_ptr<const data::TokenSource> train, valid;  ///< valid may be null
+    data::Blend train;
+    std::shared_ptr<const data::TokenSource> valid;  ///< may be null
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
@@ -84,6 +94,8 @@ class Trainer {
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Of every data set, over all steps of the run; a function of the step and the configuration.
+  std::vector<DataUse> data_use() const;
   /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
   void observe(OpObserver* observer) { backend_->observe(observer); }
   void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
@@ -97,6 +109,7 @@ class Trainer {
   std::string data_order() const;
   void allocate();
   void allocate_batches();
+  void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
@@ -124,13 +137,13 @@ class Trainer {
   std::unique_ptr<BackendOwner> backend_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
-  Buffer slot_memory_, losses_memory_, margin_memory_;
+  Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
   TensorView losses_;
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   std::unique_ptr<Model::MicroBatch> activations_;
-  std::unique_ptr<data::PackedDataset> dataset_;
+  std::unique_ptr<data::BlendedDataset> dataset_;
   std::vector<data::Batch> prepared_;  // of step prepared_step_
   std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;

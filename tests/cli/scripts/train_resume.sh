@@ -42,6 +42,15 @@ expect 2 "model.kv_lora_rank" run 'model.linear_attn_config.kda_layers=[1,2]' 'm
 expect 0 "finished" run run.dir=warm model.indexer.index_topk=2 'train.phases=[{until: 3, sparse_stage: warmup}, {until: 8}]'
 expect 0 "finished" run run.dir=aux model.balance.aux_loss=global model.balance.aux_loss_weight=0.01 train.steps=2
 grep '"step":1,' aux/metrics.jsonl | grep -q '"balance":0.0[0-9]*[1-9]' || fail "no global auxiliary loss in step 1"
+# A blend, in phases by tokens; conversations; a data set that is smaller than a batch.
+expect 0 "phase      steps 3 to 4 | sequences of 128 tokens, 2 per step" run run.dir=blend \
+  'data.train=[{path: text.txt, weight: 3}, {path: text.txt, weight: 1}]' \
+  train.global_batch_size=null train.global_batch_tokens=256 train.steps=null train.eval_every=0 \
+  'train.phases=[{until_tokens: 500}, {until_tokens: 1024, sequence_length: 128}]'
+grep -q '"type":"data","step":4,.*"name":"text.txt"' blend/metrics.jsonl || fail "no shares of the blend in metrics.jsonl"
+for i in 1 2 3 4 5 6; do echo '{"prompt": "one two ", "completion": "three"}'; done > chat.jsonl
+expect 0 "warning    chat.jsonl: an epoch is 2 samples, a step draws 4" run run.dir=chat data.train=chat.jsonl train.steps=2 train.eval_every=0
+expect 3 "line 1: a record needs" sh -c "echo '{\"text\": 1}' > no.jsonl; $moesaic data validate no.jsonl"
 expect 5 "in a row" run run.dir=bad debug.inject_nan_step=1 train.max_bad_steps=1
 CUDA_VISIBLE_DEVICES="" expect 2 "run.device=cpu" run run.dir=gpu run.device=cuda
 expect 3 "nowhere.txt" run run.dir=nodata data.train=nowhere.txt
