@@ -95,8 +95,8 @@ std::shared_ptr<const Tokenizer> tokenizer_of_data(
 void keep_tokenizer(const config::Config& config) {
   if (!config.data.tokenizer) return;
   const fs::path folder = copy_of_run(config.run.dir);
-  for (const fs::path& file : tokenizer::tokenizer_files(existing_spec(config))) {
-    const fs::path copy = folder / file.filename(), part = copy.string() + ".tmp";
+  for (const auto& [file, name] : tokenizer::tokenizer_files(existing_spec(config))) {
+    const fs::path copy = folder / name, part = copy.string() + ".tmp";
     std::error_code error;
     if (fs::equivalent(file, copy, error)) continue;
     fs::create_directories(folder, error);

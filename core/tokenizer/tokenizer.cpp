@@ -16,6 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char *kJsonName = "tokenizer.json", *kRankName = "tiktoken.model",
+                     *kConfigName = "tokenizer_config.json";
+
 std::string read_file(const fs::path& path) {
   std::error_code error;
   const auto size = fs::file_size(path, error);
@@ -42,7 +45,7 @@ fs::path main_file(const std::string& spec) {
           spec));
     return path;
   }
-  for (const char* name : {"tokenizer.json", "tiktoken.model"}) {
+  for (const char* name : {kJsonName, kRankName}) {
     if (fs::exists(path / name)) return path / name;
   }
   throw InputError(fmt::format("{}: holds neither tokenizer.json nor tiktoken.model", spec));
@@ -68,11 +71,11 @@ std::optional<std::int32_t> Tokenizer::find(std::string_view text) const {
   return {};
 }
 
-std::vector<fs::path> tokenizer_files(const std::string& spec) {
+std::vector<TokenizerFile> tokenizer_files(const std::string& spec) {
   if (spec == "bytes") return {};
-  std::vector<fs::path> files{main_file(spec)};
-  const fs::path config = files[0].parent_path() / "tokenizer_config.json";
-  if (fs::exists(config)) files.push_back(config);
+  const fs::path main = main_file(spec), config = main.parent_path() / kConfigName;
+  std::vector<TokenizerFile> files{{main, is_rank_file(main) ? kRankName : kJsonName}};
+  if (fs::exists(config)) files.push_back({config, kConfigName});
   return files;
 }
 
@@ -80,10 +83,10 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& spec) {
   if (spec == "bytes") return byte_tokenizer();
   require_unicode_libraries();
   const auto files = tokenizer_files(spec);
-  const std::string config = files.size() > 1 ? read_file(files[1]) : "";
-  const std::string text = read_file(files[0]);
-  if (is_rank_file(files[0])) return parse_rank_file(text, config, files[0].string());
-  return parse_tokenizer_json(text, config, files[0].string());
+  const std::string config = files.size() > 1 ? read_file(files[1].path) : "";
+  const std::string text = read_file(files[0].path);
+  if (is_rank_file(files[0].path)) return parse_rank_file(text, config, files[0].path.string());
+  return parse_tokenizer_json(text, config, files[0].path.string());
 }
 
 // Holds back at most the three bytes that may begin a character.

@@ -87,8 +87,13 @@ std::shared_ptr<const Tokenizer> parse_rank_file(std::string_view ranks,
 /// UsageError in a build without PCRE2 and utf8proc for anything but "bytes".
 std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& spec);
 
+/// A file that open_tokenizer() reads, and the name under which it is found in a folder of its own.
+struct TokenizerFile {
+  std::filesystem::path path;
+  std::string name;
+};
 /// The files that open_tokenizer(spec) reads; none for "bytes".
-std::vector<std::filesystem::path> tokenizer_files(const std::string& spec);
+std::vector<TokenizerFile> tokenizer_files(const std::string& spec);
 
 /// Text of a stream of tokens: characters come out once they are complete, invalid bytes and ids without a token as U+FFFD.
 class StreamDecoder {

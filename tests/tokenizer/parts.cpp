@@ -261,7 +261,11 @@ TEST_CASE("bytes: the byte is the id, zero is the end", "[tokenizer]") {
   CHECK(tokenizer->decode(std::vector<std::int32_t>{97, 0, 255}, true) == "a\xFF");
   CHECK(tokenizer->end_of_text() == 0);
   CHECK(contains(refusal([&] { tokenizer->encode(std::string("a\0b", 3)); }), "offset 1"));
-  CHECK(contains(refusal([] { open_tokenizer("/nowhere/tokenizer.json"); }), "no such tokenizer"));
+  if (has_unicode_libraries())
+    CHECK(
+        contains(refusal([] { open_tokenizer("/nowhere/tokenizer.json"); }), "no such tokenizer"));
+  else
+    CHECK_THROWS_AS(open_tokenizer("/nowhere/tokenizer.json"), UsageError);
 }
 
 }  // namespace
