@@ -1,7 +1,10 @@
 // A thousand runs of each tensor-core kernel with copy engine and barriers, bit by bit. What a race checker sees of shared
 // memory does not cover the copy engine's writes; a missing fence or a barrier's wrong phase shows as a rare other bit.
 // Runs are enqueued back to back, so that the blocks of one meet the last ones of another; in a build with
-// MOESAIC_CUDA_STRESS the warps of a block pause at random in their barriers, too.
+// MOESAIC_CUDA_STRESS the warps of a block pause at random in their barriers, too. MOESAIC_REPEATS=n makes n runs: 1 is enough
+// for a tool that watches every access (scripts/gpu_sanitize.sh).
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 
 #include "kernels/ops/indexer.h"
@@ -12,7 +15,12 @@
 namespace moesaic::test {
 namespace {
 
-constexpr int kRounds = 50, kSlots = 20;
+constexpr int kMostSlots = 20;  // runs between two looks at the results
+
+int repeats() {
+  const char* text = std::getenv("MOESAIC_REPEATS");
+  return text == nullptr ? 1000 : std::max(1, std::atoi(text));
+}
 
 const auto kSide = [](const Twin& t) { return t.device.view(); };
 
@@ -23,19 +31,20 @@ struct Result {
 };
 using Views = std::vector<TensorView>;
 
-/// Runs `body` kRounds x kSlots times on results of its own. The number of results that have other bits than those of the
+/// Runs `body` repeats() times on results of its own. The number of results that have other bits than those of the
 /// first run.
 int other_bits(BackendOwner& owner,
                const std::vector<Result>& results,
                const std::function<void(const Views&)>& body) {
-  std::vector<std::vector<OwnedTensor>> slots(kSlots);
+  const int runs = repeats();
+  std::vector<std::vector<OwnedTensor>> slots(static_cast<std::size_t>(std::min(runs, kMostSlots)));
   for (auto& slot : slots) {
     for (const auto& r : results)
       slot.emplace_back(r.shape, r.dtype, kCuda);
   }
   std::vector<OwnedTensor> first;
   int other = 0;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int done = 0; done < runs; done += static_cast<int>(slots.size())) {
     owner.scratch().poison(owner.stream());
     for (const auto& slot : slots) {
       for (std::size_t i = 0; i < results.size(); ++i)
