@@ -14,6 +14,9 @@ int device_count() noexcept;  ///< 0 without CUDA, without a driver or without a
 /// Why `device` cannot run this build (not built with CUDA, no driver or too old a one, no such device, another
 /// architecture than the kernels were compiled for), with what to do; empty when it can.
 std::string device_problem(Device device);
+/// Why a driver that supports CUDA `driver` (1000 x major + 10 x minor; 0: none) cannot run a program built with `runtime`,
+/// with what to do; empty when it can: any driver of the same major version or a later one.
+std::string driver_problem(int driver, int runtime);
 /// "NVIDIA H200".
 std::string device_name(Device device);
 /// What the runtime tells about a device; clocks are its highest.

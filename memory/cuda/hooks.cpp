@@ -86,17 +86,7 @@ std::string device_problem(Device device) {
   if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
   if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
   cudaGetLastError();
-  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
-  if (driver == 0)
-    return "no CUDA driver was found; install NVIDIA's driver ('nvidia-smi' should list the "
-           "devices), or use the CPU";
-  if (driver / 1000 < runtime / 1000) {
-    return fmt::format(
-        "the CUDA driver is too old: it supports CUDA {}, this moesaic was built with {}; install "
-        "a newer driver, build with an older toolkit, or use the CPU",
-        version(driver),
-        version(runtime));
-  }
+  if (std::string problem = driver_problem(driver, runtime); !problem.empty()) return problem;
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     cudaGetLastError();
