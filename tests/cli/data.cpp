@@ -88,7 +88,8 @@ TEST_CASE("cli data: text is merged into a pair that info, sample and validate r
   CHECK(has(data("validate --quick " + out), "checked: sizes\n"));
   // One byte of the data changes: the ids are still fine, the checksum is not.
   std::fstream bin(out + ".bin", std::ios::in | std::ios::out | std::ios::binary);
-  bin.put('x').close();
+  bin.put('x');
+  bin.close();
   CHECK(data("validate --quick " + out).code == 0);
   const Result damaged = data("validate " + out + " " + one);
   CHECK(damaged.code == 3);
