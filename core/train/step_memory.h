@@ -20,12 +20,10 @@ struct StepMemory {
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
 struct StepBuffers {
-  std::int64_t micro_batches = 0;       ///< of one rank in a step
-  std::int64_t micro_batch_tokens = 0;  ///< at most
-  std::size_t margins = 0;              ///< bytes that the exact balancing rule needs
+  std::size_t batches = 0;  ///< bytes of all micro-batches of a rank's step
+  std::size_t margins = 0;  ///< bytes that the exact balancing rule needs
 };
-StepBuffers step_buffers(const config::Config& config,
-                         const std::vector<Phase>& phases,
+StepBuffers step_buffers(const std::vector<Phase>& phases,
                          Model& model,
                          const ParameterStore& params,
                          int ranks);

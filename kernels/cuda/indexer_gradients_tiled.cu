@@ -148,7 +148,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[64],
   pin_registers(sum);
 }
 
-// grid (blocks of kGroups x 64 keys, chunks of queries): parts[chunk] += for the queries [first, first + rows) of the chunk.
+// grid (blocks of kGroups x 64 keys, chunks of the queries [first, first + rows)): parts[chunk] += for the chunk's queries.
 __global__ void __launch_bounds__(kThreads, 1)
     keys_kernel(const __grid_constant__ CUtensorMap queries, Args a) {
   extern __shared__ unsigned char raw[];
@@ -156,9 +156,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t block = std::int64_t{blockIdx.x} * kGroups * kKeys,
-                     chunk = std::int64_t{blockIdx.y} * a.chunk_queries,
-                     from = max(max(a.first, chunk), block),
+                     chunk = a.first + std::int64_t{blockIdx.y} * a.chunk_queries,
+                     from = max(chunk, block),
                      to = min(a.first + a.rows, chunk + a.chunk_queries);
+  // Nearly all blocks of packed documents: no query of the chunk sees these keys, and the part keeps its sum.
+  if (!a.fresh && (from >= to || a.see.begins[from] >= block + kGroups * kKeys)) return;
   const auto wanted = [&](std::int64_t t) {
     if (a.see.begins[t] >= block + kGroups * kKeys || a.see.position(t) < block) return false;
     if (a.selection.words == nullptr) return true;
@@ -335,7 +337,8 @@ void gradients_tiled(const CudaContext& context,
                      const QueryKeys& see,
                      const SelectionWords& selection,
                      std::int64_t first,
-                     std::int64_t rows) {
+                     std::int64_t rows,
+                     std::int64_t rows_at_a_time) {
   const std::int64_t n = see.keys, chunks = gradient_chunks(n);
   const Args args{.qi = reinterpret_cast<const __nv_bfloat16*>(op.qi.as<bf16>()),
                   .ki = reinterpret_cast<const __nv_bfloat16*>(op.ki.as<bf16>()),
@@ -349,7 +352,7 @@ void gradients_tiled(const CudaContext& context,
                   .rows = rows,
                   .parts = parts,
                   .fresh = first == 0,
-                  .chunk_queries = (n + chunks - 1) / chunks,
+                  .chunk_queries = (rows_at_a_time + chunks - 1) / chunks,
                   .dqi = reinterpret_cast<__nv_bfloat16*>(op.dqi.as<bf16>()),
                   .dw = op.dw.data()};
   const auto stream = native_stream(context);

@@ -211,10 +211,8 @@ void for_each_group(
     for (std::int64_t first = 0; first < total; first += group) {
       const std::int64_t count = std::min(group, total - first);
       load_blocks(run, first, count, ws.x);
-      check_launch("kernel muon: load");
       const TensorView result = newton_schulz(context, ws, count, op.num_iterations);
       store_blocks(run, first, count, result);
-      check_launch("kernel muon: store");
     }
   }
   report_path(context, op, path);
@@ -240,11 +238,13 @@ void update(CudaContext& context, const MuonUpdate& op, const Master& master) {
             run,
             first,
             step);
+        check_launch("kernel muon_update: momentum");
       },
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
         apply_kernel<<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
             master, static_cast<const A*>(x.as<A>()), run, first, step);
+        check_launch("kernel muon_update: apply");
       });
 }
 
@@ -273,11 +273,13 @@ void orthogonalise(CudaContext& context, const NewtonSchulz& op) {
         const Grid grid(run, count);
         load_kernel<A><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
             x.as<A>(), op.x.as<A>(), run, first);
+        check_launch("kernel newton_schulz: load");
       },
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
         store_kernel<A><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
             op.x.as<A>(), x.as<A>(), run, first);
+        check_launch("kernel newton_schulz: store");
       });
 }
 

@@ -91,7 +91,19 @@ __device__ __forceinline__ bool mbarrier_try_wait(std::uint64_t* barrier, std::u
       : "memory");
   return done != 0;
 }
+/// In a build that looks for races (MOESAIC_CUDA_STRESS): every other call holds its warp back for up to a microsecond, so
+/// that the parts that warps play in a block meet in orders that they never take by themselves.
+__device__ __forceinline__ void stress_pause() {
+#ifdef MOESAIC_CUDA_STRESS
+  std::uint32_t x = (static_cast<std::uint32_t>(clock64()) ^ (threadIdx.x / 32 * 0x9e3779b9U) ^
+                     (blockIdx.x * 0x85ebca6bU)) *
+                    0xc2b2ae35U;
+  x = __shfl_sync(__activemask(), x ^ x >> 15, __ffs(static_cast<int>(__activemask())) - 1);
+  if ((x & 1U) != 0) __nanosleep(x >> 22);
+#endif
+}
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  stress_pause();
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }

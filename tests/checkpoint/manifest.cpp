@@ -82,7 +82,7 @@ TEST_CASE("hostile numbers, types and structures are refused") {
   };
   const std::vector<Change> changes{
       {"/format", "\"zip\"", "not the manifest of a moesaic checkpoint"},
-      {"/schema", "2", "reads version 1"},
+      {"/schema", "3", "reads versions 1 and 2"},
       {"/schema", "\"1\"", "wrong type"},
       {"/step", "-1", "wrong type"},
       {"/step", "1.5", "wrong type"},

@@ -1,4 +1,5 @@
-// The lines of the log (metrics.h).
+#include "core/train/sinks/step_line.h"
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -8,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/train/metrics.h"
 
 namespace moesaic {
 namespace {
@@ -39,6 +39,38 @@ std::string expert_fields(const std::vector<ExpertLoad>& experts) {
          (dead > 0 ? fmt::format(" dead {}", dead) : "");
 }
 
+std::string gib(std::int64_t bytes) {
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 1073741824.0);
+}
+
+// Extremes over the layers, each with the layer where it is.
+std::string expert_details(const std::vector<ExpertLoad>& experts) {
+  const ExpertLoad *busiest = nullptr, *narrowest = nullptr, *low = nullptr, *high = nullptr;
+  std::int64_t dead = 0, dead_layers = 0;
+  for (const auto& e : experts) {
+    if (busiest == nullptr || e.max_over_mean > busiest->max_over_mean) busiest = &e;
+    if (narrowest == nullptr || e.entropy < narrowest->entropy) narrowest = &e;
+    if (e.bias_min && (low == nullptr || *e.bias_min < *low->bias_min)) low = &e;
+    if (e.bias_max && (high == nullptr || *e.bias_max > *high->bias_max)) high = &e;
+    dead += e.dead_experts;
+    dead_layers += e.dead_experts > 0 ? 1 : 0;
+  }
+  std::string text = fmt::format("moe {} layer(s) | max/mean {:.2f} in layer {} | dead {}",
+                                 experts.size(),
+                                 busiest->max_over_mean,
+                                 busiest->layer,
+                                 dead);
+  if (dead > 0) text += fmt::format(" in {} layer(s)", dead_layers);
+  text += fmt::format(" | least entropy {:.3f} in layer {}", narrowest->entropy, narrowest->layer);
+  if (low != nullptr && high != nullptr)
+    text += fmt::format(" | router bias {:.4f} (layer {}) to {:.4f} (layer {})",
+                        *low->bias_min,
+                        low->layer,
+                        *high->bias_max,
+                        high->layer);
+  return text;
+}
+
 }  // namespace
 
 std::string format_count(double value) {
@@ -61,7 +93,7 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
-void StepLog::add(const StepRecord& record) {
+void StepLines::add(const StepRecord& record) {
   last_ = record;
   if (added_ == 1) since_line_ = {};  // without the warm-up, even when it had no line
   ++added_;
@@ -75,7 +107,19 @@ void StepLog::add(const StepRecord& record) {
   recent_seconds_[slot] = record.seconds;
 }
 
-std::string StepLog::line() {
+std::vector<std::string> StepLines::detail_lines() const {
+  std::vector<std::string> lines;
+  if (!last_.experts.empty() && last_.experts.front().bias_min)
+    lines.push_back(expert_details(last_.experts));
+  if (last_.host_bytes) {
+    std::string text = "mem";
+    if (last_.memory_bytes) text += fmt::format(" device {} |", gib(*last_.memory_bytes));
+    lines.push_back(text + fmt::format(" host {} (the rank with most)", gib(*last_.host_bytes)));
+  }
+  return lines;
+}
+
+std::string StepLines::line() {
   MOESAIC_CHECK(added_ > 0, "no step to report");
   // A second line for one step repeats its own numbers.
   if (since_line_.steps == 0)
@@ -90,13 +134,14 @@ std::string StepLog::line() {
   if (mean.tokens > 0 && mean.seconds > 0) {
     const double rate = static_cast<double>(mean.tokens) / mean.seconds;
     text += " | " + format_count(rate) + " tok/s";
-    if (hardware_.gpus > 1) text += fmt::format(" ({}/gpu)", format_count(rate / hardware_.gpus));
+    if (hardware_.devices > 1)
+      text += fmt::format(" ({}/{})", format_count(rate / hardware_.devices), hardware_.device);
   }
-  if (mean.flops > 0 && mean.seconds > 0 && hardware_.gpus > 0) {
-    const double rate = mean.flops / mean.seconds / hardware_.gpus;
-    text += fmt::format(" | {:.{}f} TF/s/gpu", rate / 1e12, rate < 1e13 ? 2 : 0);
-    if (hardware_.peak_flops_per_gpu > 0)
-      text += fmt::format(" {:.1f}%", 100 * rate / hardware_.peak_flops_per_gpu);
+  if (mean.flops > 0 && mean.seconds > 0 && hardware_.devices > 0) {
+    const double rate = mean.flops / mean.seconds / hardware_.devices;
+    text += fmt::format(" | {:.{}f} TF/s/{}", rate / 1e12, rate < 1e13 ? 2 : 0, hardware_.device);
+    if (hardware_.peak_flops > 0)
+      text += fmt::format(" {:.1f}%", 100 * rate / hardware_.peak_flops);
   }
   text += " | " + step_time(mean.seconds / static_cast<double>(mean.steps));
   if (last_.memory_bytes)

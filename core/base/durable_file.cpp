@@ -1,4 +1,4 @@
-#include "core/checkpoint/durable_file.h"
+#include "core/base/durable_file.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,14 +1,13 @@
-#include "core/train/metrics.h"
+#include "core/train/sinks/metrics_file.h"
 
 #include <cmath>
 #include <fstream>
-#include <limits>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
-#include "core/checkpoint/durable_file.h"
 
 namespace moesaic {
 namespace {
@@ -49,7 +48,8 @@ ordered_json experts_to_json(const std::vector<ExpertLoad>& experts, Object& obj
   for (const auto& e : experts) {
     list.push_back({{"layer", e.layer},
                     {"max_over_mean", object.number(e.max_over_mean)},
-                    {"dead", e.dead_experts}});
+                    {"dead", e.dead_experts},
+                    {"entropy", object.number(e.entropy)}});
   }
   return list;
 }
@@ -78,49 +78,88 @@ std::string to_json(const StepRecord& r) {
   o.put("tokens", r.tokens);
   o.put("total_tokens", r.total_tokens);
   o.put("seconds", r.seconds);
+  o.put("time", r.time);
   o.put("skipped", r.skipped);
   if (!r.experts.empty()) o.put("experts", experts_to_json(r.experts, o));
+  o.put("tokens_per_second", r.tokens_per_second());
   o.put("flops", r.flops);
+  o.put("tflops_per_device", r.tflops_per_device);
+  o.put("mfu", r.mfu);
   o.put("memory_bytes", r.memory_bytes);
+  o.put("host_bytes", r.host_bytes);
   return o.line();
 }
 
-struct MetricsWriter::Impl {
+std::string experts_to_json(const StepRecord& record) {
+  Object o("experts");
+  o.put("step", record.step);
+  auto layers = ordered_json::array(), tokens = ordered_json::array(),
+       least = ordered_json::array(), most = ordered_json::array();
+  for (const auto& e : record.experts) {
+    if (e.tokens.empty()) continue;
+    layers.push_back(e.layer);
+    tokens.push_back(e.tokens);
+    least.push_back(e.bias_min ? o.number(*e.bias_min) : ordered_json());
+    most.push_back(e.bias_max ? o.number(*e.bias_max) : ordered_json());
+  }
+  if (layers.empty()) return {};
+  o.put("layers", std::move(layers));
+  o.put("bias_min", std::move(least));
+  o.put("bias_max", std::move(most));
+  o.put("tokens", std::move(tokens));
+  return o.line();
+}
+
+struct MetricsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
   // The newline goes with the object in one write, so that a kill tears at most this line.
   void write(std::string text) { file.write(text += '\n'); }
   DurableFile file;
 };
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path, const RunHeader& header) {
+MetricsFile::MetricsFile(const std::filesystem::path& path) {
   const bool torn = ends_in_the_middle_of_a_line(path);
   impl_ = std::make_unique<Impl>(path);
   if (torn) impl_->write("");
+}
+MetricsFile::~MetricsFile() = default;
+
+void MetricsFile::on_header(const RunHeader& header) {
   Object o("header");
+  o.put("time", unix_time());
   o.put("config_hash", header.config_hash);
   o.put("version", header.version);
   o.put("ranks", std::int64_t{header.ranks});
   o.put("start_step", header.start_step);
   for (const auto& [key, value] : header.texts)
     o.put(key, value);
+  if (!header.lines.empty()) o.put("lines", ordered_json(header.lines));
   impl_->write(o.line());
 }
-MetricsWriter::~MetricsWriter() = default;
 
-void MetricsWriter::write(const StepRecord& record) {
+void MetricsFile::on_step(const StepRecord& record) {
   impl_->write(to_json(record));
+  if (std::string experts = experts_to_json(record); !experts.empty())
+    impl_->write(std::move(experts));
 }
 
-void MetricsWriter::event(const std::string& type,
-                          std::int64_t step,
-                          const std::map<std::string, double>& values,
-                          const std::map<std::string, std::string>& texts) {
-  Object o(type);
-  o.put("step", step);
-  for (const auto& [key, value] : values)
+void MetricsFile::on_event(const RunEvent& event) {
+  Object o(event.type);
+  o.put("step", event.step);
+  for (const auto& [key, value] : event.values)
     o.put(key, value);
-  for (const auto& [key, value] : texts)
+  for (const auto& [key, value] : event.texts)
     o.put(key, value);
+  o.put("time", unix_time());
+  impl_->write(o.line());
+}
+
+void MetricsFile::on_end(const RunEnd& end) {
+  Object o("stop");
+  o.put("step", end.step);
+  o.put("exit_code", std::int64_t{end.exit_code});
+  o.put("reason", end.reason);
+  o.put("time", unix_time());
   impl_->write(o.line());
 }
 
