@@ -112,7 +112,9 @@ void OpCases::large_elementwise() {
 void OpCases::large_optimizer() {
   updates(std::int64_t{1} << 28);
   muon(16, 128, 2048);
-  muon(32, 2816, 1024);
+  muon(128, 1408, 1024);
+  muon(128, 1024, 1408);
+  muon(1, 2048, 2048);
   muon(1, 10944, 2048);
 }
 

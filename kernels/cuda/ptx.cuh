@@ -154,6 +154,24 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* shared,
       "h"(blocks)
       : "memory");
 }
+__device__ __forceinline__ void tma_load_3d_multicast(void* shared,
+                                                      const CUtensorMap* map,
+                                                      std::uint64_t* barrier,
+                                                      int c0,
+                                                      int c1,
+                                                      int c2,
+                                                      std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared_address(barrier)),
+      "r"(c0),
+      "r"(c1),
+      "r"(c2),
+      "h"(blocks)
+      : "memory");
+}
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map,
                                              const void* shared,
                                              int c0,
