@@ -254,6 +254,7 @@ __device__ void consume(const Shared<Dr>& shared,
     wgmma_wait<0>();
     pin_registers(dv);
     pin_registers(dk);
+    __syncwarp();  // the producer writes the rows' data again as soon as lane 0 says so
     if (lane == 0) mbarrier_arrive(&barriers.empty[stage]);
     ring.advance();
   }

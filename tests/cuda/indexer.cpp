@@ -260,7 +260,7 @@ TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
 
 TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
-  BothBackends both(std::size_t{512} << 20);
+  BothBackends both(std::size_t{512} << 20, std::size_t{512} << 20);
   // The factor 1/sqrt(64 x 128) rounds: sums are not exact, so only f32's rounding of the scores is left to compare.
   check_scores(both, {{1500, 0, 257, 243}, 64, 128, 2048}, DType::bf16, DType::f32);
   check_scores(both, {{1, 255, 300}, 64, 128, 2048}, DType::bf16, DType::bf16);
