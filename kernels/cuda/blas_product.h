@@ -13,9 +13,9 @@ TensorView take_blas_workspace(Arena& arena);
 /// d_i = alpha op(a_i) op(b_i) + beta c_i,  op = identity or transpose, for matrices that lie `stride`
 /// elements apart.
 ///
-/// Every sum is formed by one thread block in one order, and the algorithm depends on the members of
-/// this struct except `batch` and the data: the bits of a matrix do not depend on how many go
-/// together.
+/// Every sum is formed in one order, by one thread block or, for weight gradients (a transposed) with a small result and a
+/// long sum, in parts that a second kernel adds in order. The algorithm depends on the members of this struct except `batch`
+/// and the data: the bits of a matrix do not depend on how many go together.
 struct BlasProduct {
   struct Matrix {
     const void* data = nullptr;
