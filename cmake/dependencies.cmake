@@ -13,11 +13,13 @@ add_library(openblas INTERFACE)
 target_link_libraries(openblas INTERFACE PkgConfig::OPENBLAS Threads::Threads)
 
 find_program(CCACHE ccache)
+set(ccache "")  # nothing where it is not installed, rather than CMake's CCACHE-NOTFOUND
 if(CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  set(ccache ${CCACHE})
 endif()
+set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache})
 # CUDA sources compile through a gate that reads the assembler's report; kernels built to look for races are slow by intent.
-set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+set(CMAKE_CUDA_COMPILER_LAUNCHER ${ccache})
 if(NOT MOESAIC_CUDA_STRESS)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/cuda_compile.sh ${CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/cuda_compile.sh ${ccache})
 endif()

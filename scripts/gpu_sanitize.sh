@@ -10,6 +10,7 @@
 #     attention attention_common attention_plain_backward attention_plain_forward: mla, dsa    glu: activation
 #       attn_res_backward attn_res_forward: attnres
 #     balance balance_counts router_loss: balance    expert_capacity expert_sort grouped_gemm grouped_tiles permute router router_backward: moe
+#     sparse_mla sparse_mla_plain sparse_mla_sums: dsa
 #     embedding: model    muon newton_schulz: optim, model    indexer_loss indexer_select: dsa    quant_fp8: quant
 #     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare: kda
 #     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_divergence: loss
@@ -18,7 +19,7 @@
 #     grouped_gemm_weight
 #     indexer_gradients_tiled indexer_scores_tiled indexer_target_tiled kda_tiled_gradients kda_tiled_prepare kda_tiled_scan
 #   cases of test_cuda named below
-#     clip kda_step topk
+#     clip kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward
 set -euo pipefail
 build=$(cd "${1:-build_gpu}" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -47,9 +48,11 @@ for dtype in bf16 f32; do
 done
 check tensor_cores racecheck "$build/tests/test_cuda" '[repeat]'
 check more racecheck "$build/tests/test_cuda" 'TopK on CUDA replays*,KDA step on CUDA*,SumOfSquares on CUDA is finite*,Cross-entropy of extreme rows*'
+check halves racecheck "$build/tests/test_cuda" 'Newton-Schulz on CUDA: a matrix*'
+check gather racecheck "$build/tests/test_cuda" 'Sparse MLA on CUDA: rows without*,Sparse MLA on CUDA: no tokens*'
 for which in memcheck initcheck synccheck; do
   check f32 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype f32
   check bf16 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype bf16
-  check tensor_cores $which "$build/tests/test_cuda" '[repeat]'
+  check tensor_cores $which "$build/tests/test_cuda" '[repeat],Newton-Schulz on CUDA: a matrix*,Sparse MLA on CUDA: rows without*'
 done
 finish
