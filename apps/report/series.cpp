@@ -99,7 +99,7 @@ std::vector<double> log_ticks(double low, double high) {
   for (int e = first; e <= last; e += stride) {
     for (const double factor : {1.0, 2.0, 5.0}) {
       const double value = factor * std::pow(10, e);
-      if (factor != 1 && last - first > 3) continue;
+      if (factor != 1 && high / low > 1000) continue;
       if (value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) result.push_back(value);
     }
   }
