@@ -28,6 +28,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_bench,
     moesaic::apps::add_doctor,
     moesaic::apps::add_data,
+    moesaic::apps::add_report,
 };
 
 int code(ExitCode exit_code) {
