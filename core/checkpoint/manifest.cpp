@@ -11,6 +11,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/durable_file.h"
+#include "core/base/json_text.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {
@@ -91,6 +92,7 @@ class Reader {
   }
 
   json parse(std::string_view text) const {
+    if (const auto at = zero_byte_in(text)) fail(fmt::format("not JSON: a zero byte at {}", *at));
     std::vector<std::set<std::string>> keys;  // of the open objects, by depth
     const auto on_event = [&](int depth, json::parse_event_t event, json& value) {
       const auto level = static_cast<std::size_t>(depth);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::data {
 namespace {
@@ -20,6 +21,8 @@ class RecordReader {
   RecordReader(std::string_view line, const std::string& where) : where_(where) {
     if (line.size() > kMaxChatRecordBytes)
       refuse(fmt::format("a record of {} bytes, allowed {}", line.size(), kMaxChatRecordBytes));
+    if (const auto at = zero_byte_in(line))
+      refuse(fmt::format("not JSON: a zero byte behind {} bytes of the line", *at));
     try {
       record_ = json::parse(
           line.begin(), line.end(), [this](int depth, json::parse_event_t event, json& value) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::data {
 namespace {
@@ -98,6 +99,8 @@ class MemberFinder final : public nlohmann::json_sax<nlohmann::json> {
 std::string text_of_json_line(std::string_view line,
                               const std::string& key,
                               const std::string& where) {
+  if (const auto at = zero_byte_in(line))
+    throw InputError(fmt::format("{}: column {}: not valid JSON: a zero byte", where, *at + 1));
   MemberFinder finder(key, where);
   nlohmann::json::sax_parse(line.begin(), line.end(), &finder);
   return finder.take();

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::data {
 namespace {
@@ -18,6 +19,7 @@ class MetaReader {
   MetaReader(std::string_view text, const std::string& name) : name_(name) {
     if (text.size() > kMostBytes)
       refuse(fmt::format("{} bytes, allowed at most {}", text.size(), kMostBytes));
+    if (const auto at = zero_byte_in(text)) refuse(fmt::format("a zero byte at offset {}", *at));
     const auto shallow = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
       if (depth > kMostLevels) refuse("objects are nested too deeply");
       return true;

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::tokenizer {
 namespace {
@@ -124,6 +125,8 @@ JsonValue parse_json(std::string_view text, const std::string& file) {
   if (text.size() > kMaxJsonBytes)
     throw InputError(
         fmt::format("{}: {} bytes; at most {} are read as JSON", file, text.size(), kMaxJsonBytes));
+  if (const auto at = zero_byte_in(text))
+    throw InputError(fmt::format("{}:{}: not valid JSON: a zero byte", file, *at));
   Builder builder(file);
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();

@@ -147,6 +147,8 @@ TEST_CASE("deep, broken and short texts are refused quickly") {
   REQUIRE(mentions(refusal(sealed_text("{\"a\": [{\"b\": [[")), "nested deeper"));
   REQUIRE(mentions(refusal(sealed_text("{\"a\": nope")), "not JSON"));
   REQUIRE(mentions(refusal(sealed_text("[1")), "not JSON"));
+  std::string zero = good().dump();
+  REQUIRE(mentions(refusal(sealed_text(zero + std::string(1, '\0'))), "a zero byte"));
   REQUIRE(mentions(refusal(""), "too few"));
   REQUIRE(mentions(refusal(sealed(good()) + " "), "does not end with its checksum"));
   std::string changed = sealed(good());

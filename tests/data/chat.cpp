@@ -156,6 +156,8 @@ TEST_CASE("records that are no conversation are refused with file, offset and li
       record_error(
           R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]})") ==
       "no InputError");
+  const std::string zero("{\"prompt\": \"x\", \"completion\": \"y\"}\0 lost", 40);
+  CHECK(has(record_error(zero), "not JSON: a zero byte"));
   std::string deep = R"({"prompt": "x", "completion": "y", "extra": )";
   CHECK(has(record_error(deep + std::string(100000, '[')), "nested deeper than 16 levels"));
   CHECK(record_error(deep + "[[[[[[{}]]]]]]}") == "no InputError");

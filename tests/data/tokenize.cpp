@@ -119,6 +119,8 @@ TEST_CASE("JSONL files: the member is found, errors name file and line", "[token
   CHECK(has(error("{\"text\": \"x"), "b.jsonl:2: column 12: not valid JSON"));
   CHECK(has(error("{\"text\": \"\xFF\"}"), "b.jsonl:2: column 11: not valid JSON"));
   CHECK(has(error("{\"a\": " + std::string(100, '[')), "b.jsonl:2: nested more than 64"));
+  CHECK(has(error("{\"text\": \"x\"}" + std::string(1, '\0') + "{\"text\": \"lost\"}"),
+            "b.jsonl:2: column 14: not valid JSON: a zero byte"));
   CHECK(has(input_error([&] { read_all({folder / "none.jsonl"}); }), "none.jsonl: cannot open"));
   CHECK(has(input_error([&] { read_all({folder.write("z.txt", "\x1f\x8b\x08")}); }), "gzip"));
   CHECK(has(input_error([&] { read_all({folder.path()}); }), "a folder"));
