@@ -10,6 +10,7 @@
 #include "apps/doctor/start_warnings.h"
 #include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
+#include "core/checkpoint/checkpoint.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
 #include "kernels/cuda_handles.h"
@@ -104,6 +105,7 @@ void TrainRun::open_run_dir() {
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
     keep_tokenizer(config());
+    remove_unfinished(checkpoints_of(config()));  // a run with nothing left to do saves no more
   }
   host_.barrier();
 }

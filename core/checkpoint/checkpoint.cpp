@@ -41,13 +41,6 @@ void remove_folder(const fs::path& folder) {
     throw ResourceError(fmt::format("{}: cannot remove: {}", folder.string(), error.message()));
 }
 
-// What an interrupted save or deletion left behind.
-void remove_unfinished(const fs::path& checkpoints) {
-  for (const auto& name : names_in(checkpoints)) {
-    if (name.starts_with(kTemporary)) remove_folder(checkpoints / name);
-  }
-}
-
 // What lies in the files besides the tensors: headers, and lines of the manifest, about 400 bytes per tensor.
 std::uint64_t bytes_needed(std::span<const StateTensor> tensors, const std::string& config_yaml) {
   std::uint64_t bytes = (std::uint64_t{1} << 16) + config_yaml.size();
@@ -116,6 +109,12 @@ void apply_retention(const fs::path& checkpoints,
 
 }  // namespace
 
+void remove_unfinished(const fs::path& checkpoints) {
+  for (const auto& name : names_in(checkpoints)) {
+    if (name.starts_with(kTemporary)) remove_folder(checkpoints / name);
+  }
+}
+
 void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
   const fs::path doomed = checkpoints / (kTemporary + folder_name(step) + "-deleted");
   remove_folder(doomed);
@@ -152,7 +151,15 @@ void save_checkpoint(const fs::path& checkpoints,
     fs::remove_all(folder, ignored);
     throw;
   }
-  const bool replaced = rename_or_exchange(folder, final_folder);
+  bool replaced = false;
+  try {
+    replaced = rename_or_exchange(folder, final_folder);
+  } catch (...) {
+    // Only where nothing can have been exchanged: the folder could hold the earlier checkpoint.
+    std::error_code error;
+    if (!fs::exists(final_folder, error) && !error) fs::remove_all(folder, error);
+    throw;
+  }
   read_manifest(
       final_folder);  // nothing is deleted before the new checkpoint has been found complete
   if (replaced) remove_folder(folder);

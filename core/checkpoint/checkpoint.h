@@ -67,6 +67,10 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
                      Stream& stream,
                      std::uint64_t max_file_bytes = kCheckpointFileBytes);
 
+/// Removes what an interrupted save or deletion left in the folder (`.tmp-*`). Only for the run that holds the folder's
+/// lock. Throws ResourceError.
+void remove_unfinished(const std::filesystem::path& checkpoints);
+
 /// Complete checkpoints in ascending order of step: manifest valid, all files there with their
 /// sizes. Other files and folders are passed over.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
