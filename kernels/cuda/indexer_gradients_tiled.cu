@@ -68,12 +68,13 @@ struct Ring {
   }
 };
 
-__device__ Shared& shared_memory(unsigned char* raw) {
+// `producers`: threads that arrive when a stage is full.
+__device__ Shared& shared_memory(unsigned char* raw, std::uint32_t producers) {
   auto& s =
       *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&s.full[i], 1);
+      mbarrier_init(&s.full[i], producers);
       mbarrier_init(&s.empty[i], 128 * kGroups);
     }
     fence_mbarrier_init();
@@ -152,7 +153,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[64],
 __global__ void __launch_bounds__(kThreads, 1)
     keys_kernel(const __grid_constant__ CUtensorMap queries, Args a) {
   extern __shared__ unsigned char raw[];
-  auto& s = shared_memory(raw);
+  auto& s = shared_memory(raw, kWarp);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t block = std::int64_t{blockIdx.x} * kGroups * kKeys,
@@ -178,8 +179,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_wait(&s.empty[ring.stage], ring.parity);
       for (int j = lane; j < kHeads; j += kWarp)
         s.w[ring.stage][j] = a.weight(t, j);
-      __syncwarp();
-      if (lane == 0) {
+      // Every lane says that its weights are there.
+      if (lane != 0) {
+        mbarrier_arrive(&s.full[ring.stage]);
+      } else {
         mbarrier_arrive_expect(&s.full[ring.stage], 2 * kHalf);
         auto* rows = s.stages[ring.stage].rows;
         tma_load_3d(rows, &queries, &s.full[ring.stage], 0, 0, static_cast<int>(t));
@@ -232,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 __global__ void __launch_bounds__(kThreads, 1)
     queries_kernel(const __grid_constant__ CUtensorMap keys, Args a) {
   extern __shared__ unsigned char raw[];
-  auto& s = shared_memory(raw);
+  auto& s = shared_memory(raw, 1);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t t0 = a.first +
