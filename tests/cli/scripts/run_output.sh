@@ -17,7 +17,7 @@ NCCL_DEBUG=WARN MY_SECRET_KEY=hidden NCCL_AUTH_TOKEN=hidden ranks 2 log.detail_e
 ! grep -q "hidden\|precondition_transports" log.txt || fail "a secret was printed"
 [ "$(grep -c '^step 3/8 ' log.txt)" -eq 1 ] || fail "not one line per step: $(cat log.txt)"
 for text in '^moesaic .*git .*MPI' '^run .*seed 1' '^hosts .*1 host(s): .* x 2$' '^layout .*2 rank(s) = dp 2 x tp 1' '^model .*parameters, .*active per token' \
-  '^flops .*MFLOP per token = 3 x forward' '^data .*1 file(s), 40 documents' '^batch .*= 256 tokens a step' '^memory .*MiB' \
+  '^flops .*MFLOP per token = 3 x forward' '^data .*40 documents' '^batch .*= 256 tokens a step' '^memory .*MiB' \
   '^checkpoint run/checkpoints | every 4 steps' '^env .*NCCL_DEBUG=WARN' '^stop .*kill -USR1 [0-9]' '^step 1/8 (warm-up)' '^step 4 | moe ' '^step 4 | mem ' \
   '^step 4 | save ' '^step 4 | eval loss' '^summary .*steps 1 to 8' '^finished '; do has log.txt "$text"; done
 [ "$(grep -c '"type":"header"' run/metrics.jsonl)" -eq 1 ] || fail "not one header"
