@@ -73,7 +73,10 @@ void check_trainable(const config::Config& config) {
   }
 }
 
-Assembly assemble(const config::Config& config, bool for_training, Device device) {
+Assembly assemble(const config::Config& config,
+                  bool for_training,
+                  Device device,
+                  const MeshPosition& position) {
   check_trainable(config);
   Assembly a;
   a.device = device;
@@ -81,7 +84,7 @@ Assembly assemble(const config::Config& config, bool for_training, Device device
   // Nothing updates masters then, and their form in training must not decide where a model can be used.
   if (!for_training) types.optimizer.master = config::MasterWeights::f32;
   a.precision = precision_of(types, a.device.kind == Device::Kind::cuda);
-  a.params = std::make_unique<ParameterStore>(a.precision);
+  a.params = std::make_unique<ParameterStore>(a.precision, position);
   a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
   if (for_training) {
     std::string text;

@@ -21,8 +21,12 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// Throws UsageError when the configuration asks for what cannot be trained.
-Assembly assemble(const config::Config& config, bool for_training, Device device);
+/// `position`: of this rank, which gets its part of the parameters. Throws UsageError when the configuration asks for what
+/// cannot be trained.
+Assembly assemble(const config::Config& config,
+                  bool for_training,
+                  Device device,
+                  const MeshPosition& position = {});
 /// Throws UsageError with everything that the configuration asks for and this version cannot do.
 void check_trainable(const config::Config& config);
 

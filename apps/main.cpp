@@ -29,6 +29,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_doctor,
     moesaic::apps::add_data,
     moesaic::apps::add_report,
+    moesaic::apps::add_selftest,
 };
 
 int code(ExitCode exit_code) {

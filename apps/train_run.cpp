@@ -67,10 +67,12 @@ void TrainRun::prepare() {
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
   }
-  assembly_ = assemble(config(), true, device);
+  mesh_ = std::make_unique<Mesh>(mesh_config(config().parallel),
+                                 device_world_ ? *device_world_ : host_);
+  assembly_ = assemble(config(), true, device, mesh_->position());
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
-                     .world = device_world_ ? device_world_.get() : &host_,
+                     .mesh = mesh_.get(),
                      .params = assembly_.params.get(),
                      .model = assembly_.model.get(),
                      .optimizer = assembly_.optimizer.get(),

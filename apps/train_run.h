@@ -61,6 +61,7 @@ class TrainRun {
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
+  std::unique_ptr<Mesh> mesh_;
   Assembly assembly_;
   data::Blend train_;
   std::shared_ptr<const data::TokenSource> valid_;

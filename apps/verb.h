@@ -31,6 +31,7 @@ void add_bench(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_selftest(CLI::App& app, Action& action);
 
 /// The arguments of every verb that reads a configuration: CONFIG and any number of a.b=c, for
 /// config::load_config.

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -7,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/config/config.h"
 #include "core/data/blend.h"
 #include "core/data/dataset.h"
@@ -22,6 +22,7 @@
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
 #include "kernels/backend.h"
+#include "parallel/mesh.h"
 
 namespace moesaic {
 
@@ -51,15 +52,16 @@ struct EvalStats {
   std::int64_t predicted_tokens = 0;
 };
 
-/// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Data parallel over `world`
-/// (null: one rank): each rank computes its share of the global batch, gradients, losses and balancing statistics are
+/// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Along the data-parallel axis of
+/// the mesh each rank computes its share of the global batch; gradients, losses and balancing statistics are
 /// summed in rank order, every loss is divided by counts of the whole global batch.
 class Trainer {
  public:
   struct Parts {
     const config::Config* config = nullptr;
-    Communicator* world = nullptr;
-    ParameterStore* params = nullptr;  ///< sealed and initialised
+    const Mesh* mesh = nullptr;  ///< null: one rank
+    ParameterStore* params =
+        nullptr;  ///< sealed and initialised, for this rank's position in the mesh
     Model* model = nullptr;
     Optimizer* optimizer = nullptr;
     data::Blend train;
@@ -78,6 +80,10 @@ class Trainer {
   /// The same, unless a rank has a wish above 0: then no rank does a step. `stop_wish`: in, this rank's; out, the highest
   /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
   std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
+  /// The first half of step(): forward and backward of the whole global batch and the sums over ranks, after which the
+  /// store holds the gradients. For tests and comparisons of layouts; finish_step() is the other half.
+  void accumulate_gradients();
+  StepStats finish_step();
   /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
   /// `progress` counts the batches of this rank.
   EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
@@ -101,8 +107,14 @@ class Trainer {
   void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
 
  private:
-  int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
-  int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
+  /// All ranks; null for one.
+  Communicator* world() const {
+    return parts_.mesh != nullptr && parts_.mesh->world().size() > 1 ? &parts_.mesh->world()
+                                                                     : nullptr;
+  }
+  /// Among the ranks that share the global batch.
+  int rank() const { return parts_.params->position().coordinate(Axis::dp); }
+  int ranks() const { return parts_.params->position().extent(Axis::dp); }
   std::int64_t sum_over_ranks(std::int64_t local) const;
   void check_layout() const;
   void check_data() const;
@@ -118,6 +130,8 @@ class Trainer {
   void load_batches(const Phase& phase);
   BatchCounts count_batches(std::int64_t stop_wish) const;
   StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
+  bool begin_step(std::int64_t& stop_wish);
+  void forward_backward();
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
@@ -148,6 +162,8 @@ class Trainer {
   std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;
   WeightGradients at_once_;
+  StepScalars scalars_;  // of the step in progress
+  std::chrono::steady_clock::time_point begun_;
   std::int64_t step_ = 0;
   std::int64_t bad_steps_ = 0, skipped_total_ = 0;
   std::int64_t tokens_seen_ = 0;

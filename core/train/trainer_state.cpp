@@ -13,12 +13,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   std::vector<StateTensor> all;
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e) {
+    for (std::int64_t e = 0; e < params.members_here(id); ++e) {
       const TensorView remainder = params.remainder(id, e);
       all.push_back({params.member_name(id, e),
                      remainder.empty() ? params.master(id, e) : params.weight(id, e),
-                     remainder});
+                     remainder,
+                     place_in_whole(params, id)});
     }
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
@@ -34,8 +34,7 @@ void refresh_weights(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     if (params.masters_are_weights(id) || !params.remainder(id, 0).empty()) continue;
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e)
+    for (std::int64_t e = 0; e < params.members_here(id); ++e)
       run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
   }
 }
