@@ -490,6 +490,20 @@ std::vector<Problem> untrainable(const Config& config) {
                         "context extension by YaRN can be planned but not trained; remove the "
                         "group to train with plain rotation"});
   }
+  const auto& parallel = config.parallel;
+  const std::tuple<const char*, std::int64_t, const char*> axes[] = {
+      {"tp", parallel.tp, "tensor parallelism"},
+      {"pp", parallel.pp, "pipeline parallelism"},
+      {"cp", parallel.cp, "context parallelism"},
+      {"etp", parallel.etp, "tensor parallelism inside experts"}};
+  for (const auto& [key, degree, what] : axes) {
+    if (degree > 1)
+      problems.push_back({"",
+                          0,
+                          0,
+                          std::string("parallel.") + key,
+                          std::string(what) + " can be planned but not trained; set the key to 1"});
+  }
   return problems;
 }
 

@@ -18,23 +18,18 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
       .also({"data_parallel_size"});
   f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
       .between(1, kMaxRanks)
-      .only_default("tensor parallelism")
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
   f("pp", &S::pp, "Pipeline stages.")
       .between(1, kMaxRanks)
-      .only_default("pipeline parallelism")
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
       .between(1, kMaxRanks)
-      .only_default("context parallelism")
       .also({"context_parallel_size"});
   f("ep", &S::ep, "Expert-parallel degree: ranks that share the experts of a layer.")
       .between(1, kMaxRanks)
-      .only_default("expert parallelism")
       .also({"expert_model_parallel_size", "expert_parallel_size"});
   f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
       .between(1, kMaxRanks)
-      .only_default("tensor parallelism inside experts")
       .also({"expert_tensor_parallel_size"});
   f("schedule", &S::schedule, "Pipeline schedule.").only_default("pipeline parallelism");
   f("order",
@@ -46,13 +41,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {
   using S = DispatchConfig;
-  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.")
-      .only_default("a choice of exchange");
-  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.")
-      .only_default("the hierarchical exchange");
-  f("hops", &S::hops, "Hops of the hierarchical exchange.")
-      .between(2, 3)
-      .only_default("the hierarchical exchange");
+  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.");
+  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.");
+  f("hops", &S::hops, "Hops of the hierarchical exchange (3: intra_first only).").between(2, 3);
   f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.")
       .only_default("the exchange in fp8");
 }

@@ -93,7 +93,8 @@ void Trainer::allocate() {
                         *parts_.params,
                         parts_.optimizer,
                         parts_.device,
-                        parts_.recompute);
+                        parts_.recompute,
+                        parts_.ranks_per_node);
   allocate_batches();
   backend_ = std::make_unique<BackendOwner>(
       BackendOwner::Options{.device = parts_.device,
@@ -150,7 +151,17 @@ void Trainer::enter_phase(const Phase& phase) {
   const auto& config = *parts_.config;
   const std::int64_t tokens = phase.micro_batch_tokens();
   place_batches(phase);
-  parts_.model->plan({tokens, phase.sequence_length}, parts_.recompute);
+  const MeshPosition& position = parts_.params->position();
+  activations_.reset();
+  if (position.extent(Axis::ep) > 1) {
+    exchange_ = make_expert_exchange(config,
+                                     phase,
+                                     parts_.params->precision(),
+                                     position,
+                                     parts_.ranks_per_node,
+                                     parts_.mesh->group(Axis::ep).comm());
+  }
+  parts_.model->plan({tokens, phase.sequence_length, exchange_.get()}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));

@@ -14,6 +14,7 @@
 #include "core/model/model.h"
 #include "core/nn/losses.h"
 #include "core/train/batch_counts.h"
+#include "core/train/expert_exchange.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -156,6 +157,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
   std::unique_ptr<Model::MicroBatch> activations_;
   std::unique_ptr<data::BlendedDataset> dataset_;
   std::vector<data::Batch> prepared_;  // of step prepared_step_
