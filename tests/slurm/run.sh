@@ -109,6 +109,8 @@ for i in 0 1 2 3; do
   [ "$(job_field "${c}_$i" JobState)" = COMPLETED ] || fail "array: element $i ended as $(job_field "${c}_$i" JobState)"
 done
 
+grep -q "was done before, nothing is left to do" array_3.log || fail "array: the last element did more than leave: $(cat array_3.log)"
+
 # An element of a chain that can only fail ends the chain; a job that has come back too often ends, too.
 broken=$(sbatch --parsable -n 2 --array=0-3%1 --output=broken_%a.log "$source/scripts/slurm/train_array.sbatch" \
   tiny.yaml model.hidden_sise=3)
