@@ -42,7 +42,22 @@ expect 2 "beyond train.steps" run train.steps=6
 expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
 expect 0 "changed    train.steps: 8 -> 9" run train.steps=9 'train.phases=[{until: 8}, {until: 9, sequence_length: 32}]'
 rm -r run/checkpoints/step-00000009
-( flock 9; expect 2 "in use by another run" run ) 9> run/.lock
+# Two live runs in one folder: the second says who has it, and disturbs nothing. What a killed one left stands in nobody's way.
+: > first.txt
+"$moesaic" train tiny.yaml run.dir=shared train.steps=100000 train.eval_every=0 checkpoint.keep_last=2 > first.txt 2>&1 &
+first=$!
+until grep -q 'step 8/' first.txt; do
+  kill -0 $first || fail "the first of two runs has ended: $(cat first.txt)"
+  sleep 0.05
+done
+expect 2 "shared is in use by another run (process $first on $(hostname)); wait for it, stop it, or choose another run.dir" \
+  run run.dir=shared train.steps=100000
+kill -0 $first || fail "the second run ended the first"
+expect 2 "process $first on" "$moesaic" resume shared
+kill -KILL $first
+wait $first 2> /dev/null || true
+[ -s shared/.lock ] || fail "the killed run left no lock to take over"
+expect 75 "continuing from shared/checkpoints/step-" run run.dir=shared train.steps=100000 run.max_minutes=0.00001
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
 expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
