@@ -44,7 +44,7 @@ TrainRun::~TrainRun() = default;
 
 void TrainRun::prepare() {
   check_trainable(config());
-  const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  const Device device = resolve_device(config(), &host_);
   if (place_.local_size > 1) {
     const std::string warning =
         doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
