@@ -7,9 +7,10 @@
 
 #include "apps/checkpoint_path.h"
 #include "apps/checkpointing.h"
+#include "apps/finished_mark.h"
 #include "apps/run_tokenizer.h"
-#include "core/checkpoint/checkpoint.h"
 #include "core/base/durable_file.h"
+#include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
 #include "core/config/on_resume.h"
 
@@ -161,12 +162,14 @@ void refuse_or_report(const ResumeParts& parts,
     }
     return;
   }
-  const auto tensors = checkpoint_differences(checkpoint, parts.trainer->state(), true);
-  constexpr std::size_t kShown = 20;
-  for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
-    refused += "\n  " + tensors[i];
-  if (tensors.size() > kShown)
-    refused += fmt::format("\n  and {} more tensors", tensors.size() - kShown);
+  if (parts.trainer != nullptr) {
+    const auto tensors = checkpoint_differences(checkpoint, parts.trainer->state(), true);
+    constexpr std::size_t kShown = 20;
+    for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
+      refused += "\n  " + tensors[i];
+    if (tensors.size() > kShown)
+      refused += fmt::format("\n  and {} more tensors", tensors.size() - kShown);
+  }
   throw UsageError(fmt::format(
       "{} cannot be continued with these changes; set the keys back, or start anew in another "
       "run.dir:{}",
@@ -294,6 +297,32 @@ Continued continue_run(const ResumeParts& parts) {
         "continuing from {} (step {})", target.folder.string(), parts.trainer->steps_done()));
     return result;
   }
+}
+
+fs::path finished_checkpoint(const ResumeParts& parts) {
+  const config::Config& config = parts.loaded->config;
+  std::string folder;
+  std::vector<std::string> said;  // for continue_run() to say, if there is something to continue
+  if (parts.host->rank() == 0 && parts.choice.kind != ResumeChoice::Kind::never &&
+      is_marked_finished(config.run.dir, config.train.steps)) {
+    ResumeParts quiet = parts;
+    quiet.say = [&said](const std::string& line) { said.push_back(line); };
+    const Target target = Chooser(quiet).choose({});
+    std::error_code error;
+    if (!target.folder.empty() && target.newer.empty() && target.damaged.empty() &&
+        fs::equivalent(target.folder.parent_path(), checkpoints_of(config), error) &&
+        read_manifest(target.folder).step == config.train.steps)
+      folder = target.folder.string();
+  }
+  parts.host->broadcast_host(folder, 0);
+  if (folder.empty()) return {};
+  for (const std::string& line : said)
+    parts.say(line);
+  refuse_or_report(
+      parts,
+      folder,
+      config_changes(checkpoint_config(folder), config::effective_yaml(*parts.loaded)));
+  return folder;
 }
 
 void load_start_weights(const ResumeParts& parts) {

@@ -8,6 +8,7 @@
 
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
+#include "apps/finished_mark.h"
 #include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
 #include "core/checkpoint/checkpoint.h"
@@ -43,7 +44,7 @@ TrainRun::~TrainRun() = default;
 
 void TrainRun::prepare() {
   check_trainable(config());
-  const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  const Device device = resolve_device(config(), &host_);
   if (place_.local_size > 1) {
     const std::string warning =
         doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
@@ -104,10 +105,11 @@ void TrainRun::check_memory() const {
 // After resuming was settled: a run that is refused leaves the folder as it was.
 void TrainRun::open_run_dir() {
   if (is_root()) {
+    remove_finished_mark(config().run.dir);
     write_text(std::filesystem::path(config().run.dir) / "config.yaml",
                config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    remove_unfinished(checkpoints_of(config()));  // a run with nothing left to do saves no more
+    remove_unfinished(checkpoints_of(config()));  // a run that has only to evaluate saves no more
   }
   host_.barrier();
 }
@@ -239,10 +241,34 @@ int TrainRun::execute() {
   }
 }
 
+void TrainRun::take_lock() {
+  if (is_root() && !lock_) lock_ = lock_run_dir(config().run.dir);
+}
+
+// A run that another life brought to its end is not built again; the last elements of a job array are such starts.
+bool TrainRun::was_finished_before() {
+  // Where there is no mark the folder stays as it is until the configuration and the data have been found good.
+  if (is_root() && is_marked_finished(config().run.dir, config().train.steps)) take_lock();
+  const std::filesystem::path checkpoint =
+      finished_checkpoint({.loaded = &loaded_,
+                           .choice = resume_,
+                           .host = &host_,
+                           .say = [this](const std::string& line) { report_.line(line); }});
+  if (checkpoint.empty()) return false;
+  report_.line(
+      fmt::format("finished   step {} of {} was done before, nothing is left to do ({}); raise "
+                  "train.steps to train on",
+                  config().train.steps,
+                  config().train.steps,
+                  checkpoint.string()));
+  return true;
+}
+
 int TrainRun::run() {
+  if (was_finished_before()) return 0;
   prepare();
   mark_ranges();
-  if (is_root()) lock_ = lock_run_dir(config().run.dir);
+  take_lock();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
   open_run_dir();
@@ -289,7 +315,16 @@ int TrainRun::train() {
         bad,
         train.steps - bad));
   }
-  if (config().checkpoint.save_at_end) checkpointing_->finish();
+  finish();
+  return 0;
+}
+
+void TrainRun::finish() {
+  if (config().checkpoint.save_at_end) {
+    checkpointing_->finish();
+  } else {
+    checkpointing_->drain();
+  }
   report_data_use();
   if (valid_) report_.closing_comparison(evaluate(true), *valid_);
   report_.end({trainer_->steps_done(),
@@ -297,10 +332,15 @@ int TrainRun::train() {
                "finished",
                fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
                            trainer_->steps_done(),
-                           train.steps,
+                           config().train.steps,
                            trainer_->tokens_seen(),
                            trainer_->skipped_steps())});
-  return 0;
+  if (!is_root()) return;
+  try {
+    mark_finished(config().run.dir, trainer_->steps_done());
+  } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
+    report_.line(fmt::format("warning    {}", e.what()));
+  }
 }
 
 void TrainRun::look_at_saves() {

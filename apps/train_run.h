@@ -35,6 +35,8 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
+  bool was_finished_before();
+  void take_lock();
   void prepare();
   void check_memory() const;
   void prepare_saving();
@@ -47,6 +49,7 @@ class TrainRun {
   std::optional<StepStats> next_step(StopReason& stop);
   std::optional<StepStats> traced_step(std::int64_t& stop_wish);
   int stop_early(StopReason reason);
+  void finish();
   void refuse_bad_numbers() const;
   void look_at_saves();
   double evaluate(bool whole);
