@@ -44,6 +44,16 @@ std::string short_time(double seconds) {
 
 Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)) {}
 
+void Checkpointing::finish_interrupted() const {
+  const config::Config& config = parts_.loaded->config;
+  remove_unfinished(checkpoints_of(config));
+  if (last_saved_ == parts_.trainer->steps_done())
+    apply_retention(checkpoints_of(config),
+                    last_saved_,
+                    config.checkpoint.keep_last,
+                    config.checkpoint.keep_every);
+}
+
 bool Checkpointing::is_new() {
   const std::int64_t step = parts_.trainer->steps_done();
   return std::exchange(last_saved_, step) != step;

@@ -28,6 +28,9 @@ class Checkpointing {
 
   /// The state is on the disk as of the trainer's present step: it was loaded from there.
   void is_saved() noexcept { last_saved_ = parts_.trainer->steps_done(); }
+  /// The last acts of a save that an earlier life did not come to: half folders are removed, and if the state is on the
+  /// disk, checkpoints that are not to be kept. On rank 0, before the first step. Throws ResourceError.
+  void finish_interrupted() const;
   /// Goes into the values of all checkpoints from here on (resume.h).
   void set_origin(std::string origin) { origin_ = std::move(origin); }
   /// The same for the content hash of the data's tokenizer (run_tokenizer.h).

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
 #include "core/checkpoint/manifest.h"
 
@@ -96,15 +97,11 @@ void keep_tokenizer(const config::Config& config) {
   if (!config.data.tokenizer) return;
   const fs::path folder = copy_of_run(config.run.dir);
   for (const auto& [file, name] : tokenizer::tokenizer_files(existing_spec(config))) {
-    const fs::path copy = folder / name, part = copy.string() + ".tmp";
+    const fs::path copy = folder / name;
     std::error_code error;
     if (fs::equivalent(file, copy, error)) continue;
-    fs::create_directories(folder, error);
-    if (!error) fs::copy_file(file, part, fs::copy_options::overwrite_existing, error);
-    if (!error) fs::rename(part, copy, error);
-    if (error)
-      throw ResourceError(
-          fmt::format("{}: could not be written: {}", copy.string(), error.message()));
+    create_folder(folder);
+    replace_file(copy, MappedFile(file, MappedFile::Links::follow).text());
   }
 }
 

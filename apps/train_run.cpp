@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
 #include <fmt/format.h>
 
@@ -11,6 +10,7 @@
 #include "apps/finished_mark.h"
 #include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
@@ -21,13 +21,6 @@ namespace moesaic::apps {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw ResourceError(fmt::format("{}: could not be written", path.string()));
-}
 
 }  // namespace
 
@@ -106,10 +99,10 @@ void TrainRun::check_memory() const {
 void TrainRun::open_run_dir() {
   if (is_root()) {
     remove_finished_mark(config().run.dir);
-    write_text(std::filesystem::path(config().run.dir) / "config.yaml",
-               config::effective_yaml(loaded_));
+    replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
+                 config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    remove_unfinished(checkpoints_of(config()));  // a run that has only to evaluate saves no more
+    checkpointing_->finish_interrupted();
   }
   host_.barrier();
 }
@@ -230,13 +223,20 @@ std::vector<ConfigChange> TrainRun::load_state() {
   return continued.changes;
 }
 
+// On a disk that takes no more this fails as well; what ended the run is the error to show.
+void TrainRun::report_failure(const Error& error) {
+  try {
+    report_.end({trainer_->steps_done(), static_cast<int>(error.exit_code()), error.what(), ""});
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
 // An error ends the run's records, too.
 int TrainRun::execute() {
   try {
     return run();
   } catch (const Error& e) {
-    if (trainer_)
-      report_.end({trainer_->steps_done(), static_cast<int>(e.exit_code()), e.what(), ""});
+    if (trainer_) report_failure(e);
     throw;
   }
 }

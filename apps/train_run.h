@@ -54,6 +54,7 @@ class TrainRun {
   void look_at_saves();
   double evaluate(bool whole);
   void open_run_dir();
+  void report_failure(const Error& error);
   void report_data_use();
 
   const config::LoadedConfig& loaded_;

@@ -95,18 +95,6 @@ std::vector<std::int64_t> steps_in(const fs::path& checkpoints) {
   return steps;
 }
 
-void apply_retention(const fs::path& checkpoints,
-                     std::int64_t saved,
-                     std::int64_t keep_last,
-                     std::int64_t keep_every) {
-  if (keep_last == 0) return;
-  std::vector<std::int64_t> steps;
-  for (const auto& c : list_checkpoints(checkpoints))
-    steps.push_back(c.step);
-  for (const auto step : steps_to_delete(steps, saved, keep_last, keep_every))
-    delete_checkpoint(checkpoints, step);
-}
-
 }  // namespace
 
 void remove_unfinished(const fs::path& checkpoints) {
@@ -120,6 +108,18 @@ void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
   remove_folder(doomed);
   rename_or_exchange(checkpoints / folder_name(step), doomed);
   remove_folder(doomed);
+}
+
+void apply_retention(const fs::path& checkpoints,
+                     std::int64_t newest,
+                     std::int64_t keep_last,
+                     std::int64_t keep_every) {
+  if (keep_last == 0) return;
+  std::vector<std::int64_t> steps;
+  for (const auto& c : list_checkpoints(checkpoints))
+    steps.push_back(c.step);
+  for (const auto step : steps_to_delete(steps, newest, keep_last, keep_every))
+    delete_checkpoint(checkpoints, step);
 }
 
 void save_checkpoint(const fs::path& checkpoints,

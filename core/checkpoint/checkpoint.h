@@ -71,6 +71,13 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
 /// lock. Throws ResourceError.
 void remove_unfinished(const std::filesystem::path& checkpoints);
 
+/// Deletes what the rule does not keep (keep_last = 0: keeps all); `newest` and what is no checkpoint stay. Throws
+/// ResourceError.
+void apply_retention(const std::filesystem::path& checkpoints,
+                     std::int64_t newest,
+                     std::int64_t keep_last,
+                     std::int64_t keep_every);
+
 /// Complete checkpoints in ascending order of step: manifest valid, all files there with their
 /// sizes. Other files and folders are passed over.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);

@@ -66,6 +66,17 @@ TensorView as_bytes(std::byte* data, std::size_t bytes, Device device) {
   return {data, DType::u8, Shape{static_cast<std::int64_t>(bytes)}, device};
 }
 
+void write_piece(DurableFile& out,
+                 const std::string& tensor,
+                 const std::byte* data,
+                 std::size_t bytes) {
+  try {
+    out.write(data, bytes);
+  } catch (const ResourceError& e) {
+    throw ResourceError(fmt::format("{} (in tensor '{}')", e.what(), tensor));
+  }
+}
+
 }  // namespace
 
 std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::uint64_t max_bytes) {
@@ -186,7 +197,7 @@ void write_data_file(const std::filesystem::path& folder,
     std::uint32_t crc = 0;
     staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
-      out.write(data, bytes);
+      write_piece(out, e.name, data, bytes);
     });
     manifest.tensors.push_back({file.tensors[i]->name,
                                 e.dtype,

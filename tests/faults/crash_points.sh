@@ -3,7 +3,8 @@
 # folder (with half of a write done), in the first life and in a second one that has a checkpoint to
 # replace and one to delete. After each: every checkpoint there is whole, and the same command, or `resume`, comes to the bits
 # and records of the quiet run. One process; two ranks where the writing rank dies; two ranks where the other one dies then.
-# With COUNT, only as many points of each kind, drawn by SEED. KINDS, LIVES and FROM (a call) choose some of them.
+# With COUNT, only as many points of each kind, drawn by SEED, and in the one process those at config.yaml and at every
+# renaming. KINDS, LIVES and FROM (a call) choose some of them.
 set -eu
 shim=$4 count=${5:-all} seed=${6:-1}
 . "${0%/*}/same_end.sh"
@@ -63,6 +64,7 @@ for kind in ${KINDS:-single writer other}; do
     start $kind > out.txt 2>&1 || fail "counting: $(cat out.txt)"
     points=$(wc -l < calls)
     [ "$points" -gt 50 ] || fail "only $points calls were counted: the shim does not see the run"
+    cp calls counted
     grep -q 'renameat2 .*/step-' calls || fail "no renaming of a checkpoint was counted"
     before=$crashes began=$(date +%s)
     if [ "$count" = all ]; then
@@ -72,6 +74,8 @@ for kind in ${KINDS:-single writer other}; do
         draw "$points"
         crash $life $kind $((number + 1))
       done
+      # Few calls, and a mistake at any of them costs a file or leaves one for good.
+      [ $kind != single ] || for at in $(awk '/config.yaml/ || /renameat2/ { print $1 }' counted); do crash $life $kind "$at"; done
     fi
     echo "$kind, $life life: $points calls, $((crashes - before)) crashes, $(($(date +%s) - began)) s"
   done
