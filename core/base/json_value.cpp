@@ -1,94 +1,43 @@
-#include "core/tokenizer/json_value.h"
+#include "core/base/json_value.h"
 
 #include <algorithm>
-#include <limits>
-#include <unordered_set>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "core/base/json_text.h"
 
-namespace moesaic::tokenizer {
+namespace moesaic {
 namespace {
 
 using Kind = JsonValue::Kind;
 
-const char* kind_name(Kind kind) {
-  switch (kind) {
-    case Kind::null:
-      return "null";
-    case Kind::boolean:
-      return "a boolean";
-    case Kind::integer:
-      return "an integer";
-    case Kind::real:
-      return "a number";
-    case Kind::text:
-      return "a string";
-    case Kind::list:
-      return "a list";
-    case Kind::object:
-      return "an object";
-  }
-  return "";
-}
+constexpr std::size_t kFew = 16;  // members that are looked through one by one
 
-// Builds the tree from nlohmann's events; the parser itself does not recurse.
-class Builder final : public nlohmann::json_sax<nlohmann::json> {
+class Builder final : public JsonEvents {
  public:
-  explicit Builder(const std::string& file) : file_(file) {}
   JsonValue take() { return std::move(root_); }
 
-  bool null() override { return put({}) != nullptr; }
-  bool boolean(bool value) override {
-    put({.kind = Kind::boolean, .boolean = value});
-    return true;
-  }
-  bool number_integer(number_integer_t value) override {
-    put({.kind = Kind::integer, .integer = value});
-    return true;
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    if (value > static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max()))
-      throw InputError(fmt::format("{}: the integer {} is beyond 64 bits", file_, value));
-    return number_integer(static_cast<std::int64_t>(value));
-  }
-  bool number_float(number_float_t value, const string_t&) override {
-    put({.kind = Kind::real, .real = value});
-    return true;
-  }
-  bool string(string_t& value) override {
-    put({.kind = Kind::text, .text = std::move(value)});
-    return true;
-  }
-  bool binary(binary_t&) override { return false; }  // JSON text has none
-  bool start_object(std::size_t) override { return open(Kind::object); }
-  bool start_array(std::size_t) override { return open(Kind::list); }
-  bool key(string_t& value) override {
-    stack_.back()->keys.push_back(std::move(value));
-    return true;
-  }
-  bool end_object() override {
-    std::unordered_set<std::string_view> seen;
-    for (const std::string& key : stack_.back()->keys) {
-      if (!seen.insert(key).second)
-        throw InputError(fmt::format(
-            "{}: the key \"{}\" occurs twice in one object; keep one of them", file_, key));
+  void null() override { put({}); }
+  void boolean(bool value) override { put({.kind = Kind::boolean, .boolean = value}); }
+  void integer(std::int64_t value) override { put({.kind = Kind::integer, .integer = value}); }
+  void real(double value, const std::string&) override { put({.kind = Kind::real, .real = value}); }
+  void text(std::string& value) override { put({.kind = Kind::text, .text = std::move(value)}); }
+  void key(std::string& value) override { stack_.back()->keys.push_back(std::move(value)); }
+  void open_object() override { open(Kind::object); }
+  void open_list() override { open(Kind::list); }
+  void close_list() override { stack_.pop_back(); }
+  void close_object() override {
+    JsonValue& object = *stack_.back();
+    if (object.keys.size() > kFew) {
+      object.by_key.resize(object.keys.size());
+      std::iota(object.by_key.begin(), object.by_key.end(), 0U);
+      std::sort(object.by_key.begin(), object.by_key.end(), [&](auto a, auto b) {
+        return object.keys[a] < object.keys[b];
+      });
     }
     stack_.pop_back();
-    return true;
-  }
-  bool end_array() override {
-    stack_.pop_back();
-    return true;
-  }
-  bool parse_error(std::size_t position,
-                   const std::string&,
-                   const nlohmann::detail::exception& error) override {
-    throw InputError(fmt::format("{}:{}: not valid JSON: {}", file_, position, error.what()));
   }
 
  private:
@@ -101,34 +50,49 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     items.push_back(std::move(value));
     return &items.back();  // stays valid while it is open: only its own items grow meanwhile
   }
-  bool open(Kind kind) {
-    if (stack_.size() == kMaxJsonDepth)
-      throw InputError(fmt::format("{}: nested more than {} deep", file_, kMaxJsonDepth));
-    stack_.push_back(put({.kind = kind}));
-    return true;
-  }
-  const std::string& file_;
+  void open(Kind kind) { stack_.push_back(put({.kind = kind})); }
+
   JsonValue root_;
   std::vector<JsonValue*> stack_;
 };
 
 }  // namespace
 
-const JsonValue* JsonValue::find(std::string_view key) const noexcept {
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (keys[i] == key) return &items[i];
+const char* kind_name(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::null:
+      return "null";
+    case Kind::boolean:
+      return "a boolean";
+    case Kind::integer:
+      return "an integer";
+    case Kind::real:
+      return "a number that is no integer of 64 bits";
+    case Kind::text:
+      return "a string";
+    case Kind::list:
+      return "a list";
+    case Kind::object:
+      return "an object";
   }
-  return nullptr;
+  return "";
 }
 
-JsonValue parse_json(std::string_view text, const std::string& file) {
-  if (text.size() > kMaxJsonBytes)
-    throw InputError(
-        fmt::format("{}: {} bytes; at most {} are read as JSON", file, text.size(), kMaxJsonBytes));
-  if (const auto at = zero_byte_in(text))
-    throw InputError(fmt::format("{}:{}: not valid JSON: a zero byte", file, *at));
-  Builder builder(file);
-  nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+const JsonValue* JsonValue::find(std::string_view key) const noexcept {
+  if (by_key.empty()) {
+    const auto found = std::find(keys.begin(), keys.end(), key);
+    return found == keys.end() ? nullptr : &items[static_cast<std::size_t>(found - keys.begin())];
+  }
+  const auto found =
+      std::lower_bound(by_key.begin(), by_key.end(), key, [this](auto i, std::string_view wanted) {
+        return keys[i] < wanted;
+      });
+  return found == by_key.end() || keys[*found] != key ? nullptr : &items[*found];
+}
+
+JsonValue parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  Builder builder;
+  read_json(text, where, limits, builder);
   return builder.take();
 }
 
@@ -189,4 +153,4 @@ void JsonNode::only(std::initializer_list<std::string_view> allowed) const {
   }
 }
 
-}  // namespace moesaic::tokenizer
+}  // namespace moesaic
