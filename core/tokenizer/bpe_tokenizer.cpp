@@ -7,7 +7,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/error.h"
-#include "core/tokenizer/json_value.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/utf8.h"
 

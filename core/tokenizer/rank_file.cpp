@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/bpe_tokenizer.h"
-#include "core/tokenizer/json_value.h"
 #include "core/tokenizer/regex_syntax.h"
 #include "core/tokenizer/unicode.h"
 

@@ -109,6 +109,22 @@ TEST_CASE("the post-processor acts on request", "[tokenizer]") {
   REQUIRE(wrapped.size() == plain.size() + 3);
   CHECK(wrapped.front() == 342);
   CHECK(wrapped[wrapped.size() - 2] == 341);
+  // A short file must not be able to add very many tokens: each piece names a list that may be long itself.
+  std::string pieces, ids = "341";
+  for (int i = 0; i < 40; ++i) {
+    pieces += R"({"SpecialToken": {"id": "e", "type_id": 0}}, )";
+    ids += ", 341";
+  }
+  CHECK(contains(refusal([&] {
+                   tiny(with(kJson,
+                             "\"post_processor\": null",
+                             R"("post_processor": {
+    "type": "TemplateProcessing", "single": [)" +
+                                 pieces + R"({"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [], "special_tokens": {"e": {"id": "e", "ids": [)" +
+                                 ids + R"(], "tokens": ["e"]}}})"));
+                 }),
+                 "post_processor: adds more than 1024 tokens to every text"));
 }
 
 TEST_CASE("tokenizer.json: what is not implemented is refused by its JSON path", "[tokenizer]") {
@@ -149,7 +165,7 @@ TEST_CASE("tokenizer.json: what is not implemented is refused by its JSON path",
       {"\"t h\"", "\"e r\"", "this merge occurs twice"},
       {"\"!\": 0", "\"!!\": 0", "holds no token \"!\" for the byte 0x21"},
       {"\"!\": 0", "\"!\": 1", "has the id 1 of another token"},
-      {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
+      {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" is given twice"},
       {"\"version\": \"1.0\"", "\"version\": 1e999", "not valid JSON"},
   };
   for (const Case& c : cases) {

@@ -1,32 +1,39 @@
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace moesaic::tokenizer {
+#include "core/base/json_text.h"
 
-/// A JSON document as read: members in the order of the text. Our own, so that limits, duplicate keys and paths in
-/// messages are in one place.
+namespace moesaic {
+
+/// A JSON document as read: members in the order of the text.
 struct JsonValue {
   enum class Kind : std::uint8_t { null, boolean, integer, real, text, list, object };
   Kind kind = Kind::null;
   bool boolean = false;
   std::int64_t integer = 0;
-  double real = 0;
+  double real = 0;  ///< of a number that is no integer of 64 bits
   std::string text;
   std::vector<std::string> keys;  ///< of an object, one per item
   std::vector<JsonValue> items;   ///< of a list or an object
+  std::vector<std::uint32_t>
+      by_key;  ///< the items of an object with many, by their keys: lookups stay short
 
+  bool is(Kind k) const noexcept { return kind == k; }
+  /// A member of an object; null where there is none.
   const JsonValue* find(std::string_view key) const noexcept;
 };
 
-constexpr std::size_t kMaxJsonBytes = std::size_t{256} << 20;
-constexpr std::size_t kMaxJsonDepth = 64;
+/// "null", "a string", "an object", … as messages say it.
+const char* kind_name(JsonValue::Kind kind) noexcept;
 
-/// Throws InputError (file:offset) for text that is not JSON, invalid UTF-8, a key that occurs twice in an object, a
-/// depth above kMaxJsonDepth, an integer outside 64 bits, or more than kMaxJsonBytes.
-JsonValue parse_json(std::string_view text, const std::string& file);
+/// A tree of what read_json() reads, with its errors.
+JsonValue parse_json(std::string_view text,
+                     const std::string& where,
+                     const JsonLimits& limits = {});
 
 /// A value and where it stands; every error names file and JSON path ("model.vocab", "added_tokens[3].id").
 class JsonNode {
@@ -60,4 +67,4 @@ class JsonNode {
   std::string file_, path_;
 };
 
-}  // namespace moesaic::tokenizer
+}  // namespace moesaic
