@@ -42,7 +42,7 @@ std::string short_time(double seconds) {
 
 }  // namespace
 
-Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)) {}
+Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)), shared_(*parts_.host) {}
 
 void Checkpointing::finish_interrupted() const {
   const config::Config& config = parts_.loaded->config;
@@ -61,8 +61,31 @@ bool Checkpointing::is_new() {
 
 void Checkpointing::save() {
   if (!is_new()) return;
+  if (is_shared()) return save_together(false);
   if (!parts_.loaded->config.checkpoint.async) return write(false);
   if (is_root()) start_background();
+}
+
+// Every rank holds a copy of what it writes.
+void Checkpointing::save_together(bool must) {
+  if (shared_.is_pending()) {
+    const Watch watch;
+    const std::int64_t step = last_saved_;
+    take_result(shared_.wait(), false);
+    parts_.say(fmt::format(
+        "step {} | save waited {} for the one before", step, short_time(watch.seconds())));
+  }
+  const bool fits =
+      parts_.host->all_reduce_host(std::int64_t{has_memory_for_copy() ? 1 : 0}, ReduceOp::min) == 1;
+  const bool in_background = parts_.loaded->config.checkpoint.async && !must && fits;
+  shared_.start(request(), parts_.trainer->owned_state(), parts_.trainer->stream(), in_background);
+  if (!in_background) take_result(shared_.wait(), must);
+}
+
+void Checkpointing::take_result(const SharedSave::Result& result, bool must) {
+  seconds_ = result.stall + result.seconds;
+  if (!result.error.empty()) return failed(result.step, result.error, must);
+  report(result.step, result.stall, result.seconds);
 }
 
 // Only rank 0 holds a copy. The other ranks go on at once; the next step's exchange keeps them together.
@@ -95,6 +118,7 @@ bool Checkpointing::has_memory_for_copy() {
 }
 
 void Checkpointing::look() {
+  if (const auto result = shared_.look()) take_result(*result, false);
   if (background_.is_done()) take_result();
 }
 
@@ -123,6 +147,17 @@ void Checkpointing::failed(std::int64_t step, const std::string& what, bool must
 }
 
 void Checkpointing::finish() {
+  if (is_shared()) {
+    if (shared_.is_pending()) {
+      try {
+        take_result(shared_.wait(), false);
+      } catch (const ResourceError& e) {  // as below
+        parts_.say(e.what());
+      }
+    }
+    if (is_new()) save_together(true);
+    return;
+  }
   if (is_root() && background_.is_pending()) {
     try {
       take_result();
@@ -208,7 +243,7 @@ std::filesystem::path checkpoints_of(const config::Config& config) {
 
 double checkpoint_bytes(const Trainer& trainer) {
   double bytes = 0;
-  for (const StateTensor& t : trainer.state())
+  for (const StateTensor& t : trainer.owned_state())
     bytes += static_cast<double>(t.bytes());
   return bytes;
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "apps/shared_save.h"
 #include "comm/communicator.h"
 #include "core/checkpoint/background_save.h"
 #include "core/config/load.h"
@@ -12,7 +13,8 @@
 
 namespace moesaic::apps {
 
-/// When and how a run saves. All ranks call save() and finish() in the same order; rank 0 writes.
+/// When and how a run saves. All ranks call save(), look() and finish() in the same order. Rank 0 writes, or all ranks
+/// together when each of them holds something that others do not.
 class Checkpointing {
  public:
   struct Parts {
@@ -51,6 +53,9 @@ class Checkpointing {
  private:
   bool is_root() const { return parts_.host->rank() == 0; }
   bool is_new();
+  bool is_shared() const { return parts_.trainer->is_split(); }
+  void save_together(bool must);
+  void take_result(const SharedSave::Result& result, bool must);
   void start_background();
   bool has_memory_for_copy();
   void write(bool must);
@@ -62,6 +67,7 @@ class Checkpointing {
 
   Parts parts_;
   BackgroundSave background_;
+  SharedSave shared_;
   std::string origin_, tokenizer_;
   std::int64_t last_saved_ = -1;
   double stall_ = 0;  // of the save in the background

@@ -163,7 +163,8 @@ void refuse_or_report(const ResumeParts& parts,
     return;
   }
   if (parts.trainer != nullptr) {
-    const auto tensors = checkpoint_differences(checkpoint, parts.trainer->state(), true);
+    const auto tensors =
+        checkpoint_differences(checkpoint, parts.trainer->state_of_all_ranks(), true);
     constexpr std::size_t kShown = 20;
     for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
       refused += "\n  " + tensors[i];
@@ -184,7 +185,8 @@ std::string load_tensors(const ResumeParts& parts,
   std::string damage;
   Trainer& trainer = *parts.trainer;
   try {
-    values = load_checkpoint(checkpoint, trainer.state(), true, trainer.stream());
+    // The tensors of all ranks were compared with the manifest; a rank reads the files of its own.
+    values = load_checkpoint(checkpoint, trainer.state(), !trainer.is_split(), trainer.stream());
   } catch (const InputError& e) {
     if (!parts.choice.fallback) throw;
     damage = e.what();
@@ -279,7 +281,7 @@ Continued continue_run(const ResumeParts& parts) {
     refuse_or_report(parts, target.folder, result.changes);
     require_same_tokenizer(target.folder, parts.tokenizer);
     if (const auto differences =
-            checkpoint_differences(target.folder, parts.trainer->state(), true);
+            checkpoint_differences(target.folder, parts.trainer->state_of_all_ranks(), true);
         !differences.empty())
       throw UsageError(misfit_text(target.folder, differences));
     StateValues values;

@@ -79,13 +79,18 @@ void write_piece(DurableFile& out,
 
 }  // namespace
 
-std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::uint64_t max_bytes) {
+std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors,
+                                    std::uint64_t max_bytes,
+                                    const std::string& writer) {
   std::array<std::vector<const StateTensor*>, kKinds.size()> by_kind;
   for (const auto& t : tensors)
     by_kind[kind_of(t.name)].push_back(&t);
   std::vector<PlannedFile> files;
   for (std::size_t i = 0; i < kKinds.size(); ++i)
-    cut_kind(by_kind[i], kKinds[i].stem, max_bytes, files);
+    cut_kind(by_kind[i],
+             writer.empty() ? kKinds[i].stem : fmt::format("{}-{}", kKinds[i].stem, writer),
+             max_bytes,
+             files);
   return files;
 }
 

@@ -351,7 +351,9 @@ std::string manifest_text(const Manifest& manifest) {
   }
 }
 
-Manifest parse_manifest(std::string_view text, const std::string& file) {
+namespace {
+
+Manifest parse(std::string_view text, const std::string& file, bool is_whole) {
   const Reader reader(file);
   check_seal(text, reader);
   const JsonValue root = parse_json(text, file, kLimits);
@@ -371,9 +373,19 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     manifest.tensors.push_back(reader.tensor_entry(entry, files));
   if (has_pieces(manifest) && root.find("schema")->integer == kManifestSchema)
     reader.fail("has tensors in pieces, which schema version 1 does not know");
-  check_pieces(manifest, reader);
+  if (is_whole) check_pieces(manifest, reader);
   check_places(manifest, reader);
   return manifest;
+}
+
+}  // namespace
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  return parse(text, file, true);
+}
+
+Manifest parse_manifest_part(std::string_view text) {
+  return parse(text, "a part of the checkpoint", false);
 }
 
 Manifest read_manifest(const fs::path& checkpoint) {

@@ -194,9 +194,8 @@ void MoeLayer::declare_exchange(TapeSpec& tape, const Bounds& bounds) {
   const ExchangeBounds& b = exchange_->bounds();
   tokens_here_ = b.rows;
   copies_here_ = b.copies;
-  plan_ = tape.host_value([this] {
-    return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device()));
-  });
+  plan_ = tape.host_value(
+      [this] { return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device())); });
   a_.plan = tape.activation("moe.exchange_plan", {b.plan_bytes}, DType::u8);
   std::vector<ActId> reads{a_.topk, a_.weights};
   if (a_.kept.valid()) reads.push_back(a_.kept);
@@ -215,8 +214,7 @@ void MoeLayer::declare_exchange(TapeSpec& tape, const Bounds& bounds) {
       StepKind::chooses);
   if (shared_) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
   a_.here_topk = tape.activation("moe.here_topk", {b.rows, options_.top_k}, DType::i32);
-  a_.here_weights =
-      tape.activation("moe.here_weights", {b.rows, options_.top_k}, precision_.stats);
+  a_.here_weights = tape.activation("moe.here_weights", {b.rows, options_.top_k}, precision_.stats);
   a_.here_count = tape.activation("moe.here_count", {1}, DType::i32);
   tape.step(
       "moe.exchange_choices",
@@ -349,8 +347,7 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     }
     reads = {a_.un};
   }
-  if (shared_ && exchange_ == nullptr)
-    shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  if (shared_ && exchange_ == nullptr) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
   tape.step("moe.output", reads, {y}, [this, y, combine](Tape& p) {
     if (options_.latent > 0) {
       linear(p, p.out(y), p.in(a_.un), latent_up_);
@@ -362,8 +359,8 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
 }
 
 void MoeLayer::combine_here(Tape& tape, TensorView u) const {
-  CombineRows op = combine_rows(
-      u, tape.in(a_.ye), tape.in(a_.here_weights), tape.in(a_.row_of_assignment));
+  CombineRows op =
+      combine_rows(u, tape.in(a_.ye), tape.in(a_.here_weights), tape.in(a_.row_of_assignment));
   op.token_count = count_here(tape);
   tape.run(op);
 }
@@ -432,10 +429,7 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
 }
 
 // Where the experts are; SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
-void MoeLayer::backward_here(Tape& tape,
-                             ConstTensorView du,
-                             TensorView dz,
-                             TensorView dweights) {
+void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights) {
   const DType compute = precision_.compute;
   const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets),
                         xs = tape.in(a_.xs);

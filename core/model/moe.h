@@ -81,7 +81,7 @@ class MoeLayer : public Module {
   std::string prefix_;
   Precision precision_;
   const ParameterStore& params_;
-  ExpertExchange* exchange_ = nullptr;  // of the micro-batches declared last
+  ExpertExchange* exchange_ = nullptr;              // of the micro-batches declared last
   std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are
   HostId plan_;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;

@@ -29,11 +29,11 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
                          int ranks);
 
 struct StepExtents {
-  std::int64_t tokens = 0;          ///< of a micro-batch
-  std::int64_t sequence = 0;        ///< no document is longer; 0 = tokens
-  std::int64_t step_tokens = 0;     ///< of the global batch
-  std::int64_t most_documents = 0;  ///< of a micro-batch
-  bool mtp = false;                 ///< micro-batches carry targets of the MTP module
+  std::int64_t tokens = 0;             ///< of a micro-batch
+  std::int64_t sequence = 0;           ///< no document is longer; 0 = tokens
+  std::int64_t step_tokens = 0;        ///< of the global batch
+  std::int64_t most_documents = 0;     ///< of a micro-batch
+  bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
 };
 

@@ -89,8 +89,14 @@ class Trainer {
   /// `progress` counts the batches of this rank.
   EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
-  /// All persistent tensors and values. load_values() comes after the tensors were filled.
+  /// All persistent tensors of this rank, and the values of the run. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
+  /// Those of them that this rank writes: every tensor, or piece of one, is written by one rank.
+  std::vector<StateTensor> owned_state() const;
+  /// Names, types and whole shapes of what all ranks hold together, in memory that is not there.
+  std::vector<StateTensor> state_of_all_ranks() const;
+  /// Whether some rank holds what another does not.
+  bool is_split() const;
   /// Those of the model: parameters, and buffers that are stored like them (router biases).
   std::vector<StateTensor> weights() const;
   StateValues values() const;
