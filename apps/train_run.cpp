@@ -67,6 +67,7 @@ void TrainRun::prepare() {
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
                      .mesh = mesh_.get(),
+                     .ranks_per_node = ranks_per_node(config(), place_),
                      .params = assembly_.params.get(),
                      .model = assembly_.model.get(),
                      .optimizer = assembly_.optimizer.get(),

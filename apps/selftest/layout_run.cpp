@@ -152,6 +152,7 @@ RunResult run_steps(const config::Config& config, Communicator& world, int steps
   Assembly assembly = assemble(config, true, kCpu, mesh.position());
   Trainer trainer({.config = &config,
                    .mesh = &mesh,
+                   .ranks_per_node = static_cast<int>(config.comm.ranks_per_node.value_or(0)),
                    .params = assembly.params.get(),
                    .model = assembly.model.get(),
                    .optimizer = assembly.optimizer.get(),

@@ -4,6 +4,7 @@
 #include "core/config/config.h"
 #include "core/train/phases.h"
 #include "parallel/dispatch/exchange.h"
+#include "parallel/dispatch/volumes.h"
 #include "parallel/mesh.h"
 
 namespace moesaic {

@@ -61,6 +61,7 @@ class Trainer {
   struct Parts {
     const config::Config* config = nullptr;
     const Mesh* mesh = nullptr;  ///< null: one rank
+    int ranks_per_node = 0;      ///< consecutive ranks that share a node; 0 = all
     ParameterStore* params =
         nullptr;  ///< sealed and initialised, for this rank's position in the mesh
     Model* model = nullptr;
