@@ -9,6 +9,13 @@ void check_i32(const ConstTensorView& v, const char* what) {
   check_dtype(v, DType::i32, what);
 }
 
+// Optional.
+void check_one_i32(const ConstTensorView& v, const char* what) {
+  if (v.empty()) return;
+  MOESAIC_CHECK(v.numel() == 1, std::string(what) + " must be one element");
+  check_i32(v, what);
+}
+
 double sum_bytes(std::initializer_list<ConstTensorView> views) {
   double sum = 0;
   for (const auto& v : views) {
@@ -27,7 +34,6 @@ void check_row_weights(const ConstTensorView& rows,
   check_dtype(weights, rows.dtype(), "weights");
   check_shape(weights, map.shape(), "weights");
   check_i32(map, "row_of_assignment");
-  MOESAIC_CHECK(rows.dim(0) >= map.numel(), "fewer rows than assignments");
 }
 
 }  // namespace
@@ -35,9 +41,9 @@ void check_row_weights(const ConstTensorView& rows,
 void DispatchPlan::check() const {
   MOESAIC_CHECK(topk.rank() == 2, "topk must be [tokens, k]");
   MOESAIC_CHECK(offsets.rank() == 1 && offsets.dim(0) >= 2, "offsets must be [experts + 1]");
-  MOESAIC_CHECK(
-      token_of_row.rank() == 1 && token_of_row.dim(0) >= topk.numel(),
-      fmt::format("{} rows cannot hold {} assignments", token_of_row.numel(), topk.numel()));
+  MOESAIC_CHECK(token_of_row.rank() == 1, "token_of_row must be [rows]");
+  check_one_i32(token_count, "token_count");
+  check_one_i32(overflow, "overflow");
   check_shape(row_of_assignment, topk.shape(), "row_of_assignment");
   check_i32(offsets, "offsets");
   check_i32(token_of_row, "token_of_row");
@@ -60,8 +66,7 @@ void GatherRows::check() const {
   MOESAIC_CHECK(x.data() != y.data() || x.numel() == 0, "y must not alias x");
   check_shape(token_of_row, {y.dim(0)}, "token_of_row");
   check_i32(token_of_row, "token_of_row");
-  MOESAIC_CHECK(num_rows.numel() == 1, "num_rows must be one element");
-  check_i32(num_rows, "num_rows");
+  check_one_i32(num_rows, "num_rows");
 }
 
 OpCost GatherRows::cost() const {
@@ -77,6 +82,7 @@ void CombineRows::check() const {
   const DType wide = y.dtype() == DType::f64 ? DType::f64 : DType::f32;
   MOESAIC_CHECK(u.dtype() == y.dtype() || u.dtype() == wide,
                 fmt::format("u is {} next to y of {}", name(u.dtype()), name(y.dtype())));
+  check_one_i32(token_count, "token_count");
   if (!weights.empty()) {
     check_shape(weights, row_of_assignment.shape(), "weights");
     check_dtype(weights, wide, "weights");

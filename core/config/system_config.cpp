@@ -129,8 +129,7 @@ void CommConfig::describe(Fields<CommConfig>& f) {
   using S = CommConfig;
   f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.")
       .between(1, kMaxRanks)
-      .default_is("null (from the launcher)")
-      .only_default("placement by nodes");
+      .default_is("null (from the launcher)");
   f("watchdog_s",
     &S::watchdog_s,
     "Time without progress after which the run ends with exit code 124; 0 = never.")

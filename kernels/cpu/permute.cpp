@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include "kernels/cpu/stats.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -13,6 +15,10 @@ constexpr std::int64_t kRowGrain = 16;
 constexpr std::int64_t kColumns =
     256;  // columns summed at a time, so that the sum stays in the nearest cache
 
+std::int64_t count_or(const ConstTensorView& count, std::int64_t all) {
+  return count.empty() ? all : *count.as<std::int32_t>();
+}
+
 /// A stable counting sort; `cursor` [experts] is workspace.
 void make_plan(const DispatchPlan& op, std::int32_t* cursor) {
   const std::int64_t experts = op.offsets.dim(0) - 1, k = op.topk.dim(1),
@@ -22,11 +28,16 @@ void make_plan(const DispatchPlan& op, std::int32_t* cursor) {
   auto* offsets = op.offsets.as<std::int32_t>();
   auto* row_of_assignment = op.row_of_assignment.as<std::int32_t>();
   auto* token_of_row = op.token_of_row.as<std::int32_t>();
-  const auto takes_part = [&](std::int64_t a) { return kept == nullptr || kept[a] != 0; };
+  const std::int64_t used = count_or(op.token_count, op.topk.dim(0)) * k,
+                     rows = op.token_of_row.dim(0);
+  const auto takes_part = [&](std::int64_t a) {
+    return a < used && topk[a] >= 0 && (kept == nullptr || kept[a] != 0);
+  };
 
   std::fill_n(offsets, experts + 1, 0);
   for (std::int64_t a = 0; a < assignments; ++a) {
-    MOESAIC_CHECK(0 <= topk[a] && topk[a] < experts, "topk holds a number that is no expert");
+    MOESAIC_CHECK(a >= used || (-1 <= topk[a] && topk[a] < experts),
+                  "topk holds a number that is no expert");
     if (takes_part(a)) ++offsets[topk[a] + 1];
   }
   for (std::int64_t e = 0; e < experts; ++e) {
@@ -35,12 +46,19 @@ void make_plan(const DispatchPlan& op, std::int32_t* cursor) {
   }
   for (std::int64_t t = 0; t * k < assignments; ++t) {
     for (std::int64_t a = t * k; a < (t + 1) * k; ++a) {
-      const std::int32_t row = takes_part(a) ? cursor[topk[a]]++ : -1;
+      std::int32_t row = takes_part(a) ? cursor[topk[a]]++ : -1;
+      if (row >= rows) row = -1;
       row_of_assignment[a] = row;
       if (row >= 0) token_of_row[row] = static_cast<std::int32_t>(t);
     }
   }
-  std::fill(token_of_row + offsets[experts], token_of_row + op.token_of_row.dim(0), -1);
+  const std::int64_t missing = std::max<std::int64_t>(0, offsets[experts] - rows);
+  MOESAIC_CHECK(missing == 0 || !op.overflow.empty(),
+                fmt::format("{} rows cannot hold {} assignments", rows, offsets[experts]));
+  if (!op.overflow.empty()) *op.overflow.as<std::int32_t>() = static_cast<std::int32_t>(missing);
+  for (std::int64_t e = 0; missing > 0 && e <= experts; ++e)
+    offsets[e] = std::min(offsets[e], static_cast<std::int32_t>(rows));
+  std::fill(token_of_row + offsets[experts], token_of_row + rows, -1);
 }
 
 void gather(ThreadPool& pool, const GatherRows& op) {
@@ -49,7 +67,7 @@ void gather(ThreadPool& pool, const GatherRows& op) {
   const std::byte* x = op.x.data();
   std::byte* y = op.y.data();
   pool.parallel_for(
-      *op.num_rows.as<std::int32_t>(), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+      count_or(op.num_rows, op.y.dim(0)), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t r = begin; r < end; ++r) {
           std::memcpy(y + static_cast<std::size_t>(r) * bytes,
                       x + static_cast<std::size_t>(token_of_row[r]) * bytes,
@@ -112,7 +130,8 @@ void launch(CpuContext& context, const CombineRows& op) {
   context.stream.enqueue([op, &pool = context.pool] {
     dispatch_float(op.y.dtype(), [&]<class T>(TypeTag<T>) {
       dispatch_weight<T>(op.u.dtype(), [&]<class U>(TypeTag<U>) {
-        pool.parallel_for(op.u.dim(0), kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t tokens = count_or(op.token_count, op.u.dim(0));
+        pool.parallel_for(tokens, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t t = begin; t < end; ++t)
             combine_token<T, U>(op, t);
         });

@@ -18,14 +18,17 @@ __global__ void __launch_bounds__(kSortTile) rank_kernel(std::int32_t* rank,
                                                          std::int32_t* counts,
                                                          const std::int32_t* topk,
                                                          const std::uint8_t* kept,
+                                                         const std::int32_t* token_count,
+                                                         std::int64_t k,
                                                          std::int64_t assignments,
                                                          std::int64_t experts) {
   __shared__ __align__(16) std::int32_t tile[kSortTile];
   const std::int64_t a = std::int64_t{blockIdx.x} * kSortTile + threadIdx.x;
   std::int32_t expert = -1;
-  if (a < assignments) {
+  const bool counts_at_all = token_count == nullptr || a < *token_count * k;
+  if (a < assignments && counts_at_all) {
     expert = topk[a];
-    MOESAIC_DEVICE_CHECK(0 <= expert && expert < experts, "topk holds a number that is no expert");
+    MOESAIC_DEVICE_CHECK(-1 <= expert && expert < experts, "topk holds a number that is no expert");
     if (kept != nullptr && kept[a] == 0) expert = -1;
   }
   tile[threadIdx.x] = expert;
@@ -130,7 +133,8 @@ ExpertSort sort_by_expert(CudaContext& context,
                           TensorView offsets,
                           TensorView scratch,
                           const ConstTensorView& topk,
-                          const ConstTensorView& kept) {
+                          const ConstTensorView& kept,
+                          const ConstTensorView& token_count) {
   const std::int64_t experts = offsets.dim(0) - 1, assignments = topk.numel(),
                      tiles = tiles_of(assignments);
   const auto stream = native_stream(context);
@@ -138,12 +142,15 @@ ExpertSort sort_by_expert(CudaContext& context,
       rank.as<std::int32_t>(), scratch.as<std::int32_t>(), offsets.as<std::int32_t>(), experts};
   if (assignments > 0) {
     zero_tensor(scratch, context.stream);
-    rank_kernel<<<static_cast<unsigned>(tiles), kSortTile, 0, stream>>>(sort.rank,
-                                                                        sort.before,
-                                                                        topk.as<std::int32_t>(),
-                                                                        kept.as<std::uint8_t>(),
-                                                                        assignments,
-                                                                        experts);
+    rank_kernel<<<static_cast<unsigned>(tiles), kSortTile, 0, stream>>>(
+        sort.rank,
+        sort.before,
+        topk.as<std::int32_t>(),
+        kept.as<std::uint8_t>(),
+        token_count.as<std::int32_t>(),
+        topk.dim(1),
+        assignments,
+        experts);
     check_launch("kernel expert_sort: ranks");
   }
   sum_tiles_kernel<<<static_cast<unsigned>((experts + kWarp - 1) / kWarp),

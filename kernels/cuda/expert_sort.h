@@ -27,13 +27,15 @@ struct ExpertSort {
 TensorView take_sort_scratch(Arena& arena, std::int64_t assignments, std::int64_t experts);
 
 /// Enqueues the sort. `rank` [assignments] i32 and `offsets` [experts + 1] i32 are overwritten;
-/// assignments with kept = 0 are left out (`kept` may be empty). `topk` holds expert numbers below
-/// `experts`, which is checked on the device. Not for dry streams.
+/// assignments with kept = 0 are left out (`kept` may be empty), and the tokens from `token_count` on
+/// (may be empty). `topk` holds expert numbers below `experts`, which is checked on the device, or -1
+/// for what is left out. Not for dry streams.
 ExpertSort sort_by_expert(CudaContext& context,
                           TensorView rank,
                           TensorView offsets,
                           TensorView scratch,
                           const ConstTensorView& topk,
-                          const ConstTensorView& kept);
+                          const ConstTensorView& kept,
+                          const ConstTensorView& token_count = {});
 
 }  // namespace moesaic::cuda

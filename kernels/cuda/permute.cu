@@ -1,6 +1,7 @@
 // Rows to their experts and back. The rows are moved by warps, 16 bytes per lane and access; which
 // rows are in use is read on the device, so grids are sized by the bound.
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/device_check.cuh"
 #include "kernels/cuda/expert_sort.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops/permute.h"
@@ -25,11 +26,25 @@ __global__ void __launch_bounds__(kThreads) place_kernel(std::int32_t* token_of_
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < assignments) {
     const std::int32_t expert = topk[i], position = sort.position(i, expert);
-    const std::int32_t row = position < 0 ? -1 : sort.offsets[expert] + position;
+    std::int32_t row = position < 0 ? -1 : sort.offsets[expert] + position;
+    if (row >= rows) row = -1;
     row_of_assignment[i] = row;
     if (row >= 0) token_of_row[row] = static_cast<std::int32_t>(i / k);
   }
   if (sort.offsets[sort.experts] <= i && i < rows) token_of_row[i] = -1;
+}
+
+// More assignments than rows: how many, and offsets that end with the rows. One block.
+__global__ void __launch_bounds__(kThreads) overflow_kernel(std::int32_t* overflow,
+                                                            std::int32_t* offsets,
+                                                            std::int64_t experts,
+                                                            std::int32_t rows) {
+  const std::int32_t assignments = offsets[experts];
+  MOESAIC_DEVICE_CHECK(assignments <= rows || overflow != nullptr, "fewer rows than assignments");
+  if (threadIdx.x == 0 && overflow != nullptr) *overflow = max(0, assignments - rows);
+  __syncthreads();  // offsets[experts] has been read
+  for (std::int64_t e = threadIdx.x; e <= experts; e += kThreads)
+    offsets[e] = min(offsets[e], rows);
 }
 
 // A warp copies pieces of kMoves accesses per lane. A row of x is read as often as its token has
@@ -40,9 +55,10 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Word* __restrict__ y,
                                                           const Word* __restrict__ x,
                                                           const std::int32_t* token_of_row,
                                                           const std::int32_t* num_rows,
+                                                          std::int64_t all_rows,
                                                           std::int64_t words) {
   constexpr int kPiece = kWarp * kMoves;
-  const std::int64_t rows = *num_rows;
+  const std::int64_t rows = num_rows == nullptr ? all_rows : *num_rows;
   const std::int64_t lane = threadIdx.x % kWarp;
   for (std::int64_t c = std::int64_t{blockIdx.y} * kPiece + lane; c < words;
        c += std::int64_t{gridDim.y} * kPiece) {
@@ -69,7 +85,8 @@ __global__ void __launch_bounds__(kThreads, 2) combine_kernel(U* u,
                                                               const T* __restrict__ y,
                                                               const A* __restrict__ weights,
                                                               const std::int32_t* row_of_assignment,
-                                                              std::int64_t tokens,
+                                                              const std::int32_t* token_count,
+                                                              std::int64_t all_tokens,
                                                               std::int64_t width,
                                                               std::int64_t k,
                                                               int warps_per_token,
@@ -77,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) combine_kernel(U* u,
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp;
   const int tokens_per_block = kWarps / warps_per_token;
+  const std::int64_t tokens = token_count == nullptr ? all_tokens : *token_count;
   for (std::int64_t t = std::int64_t{blockIdx.x} * tokens_per_block + warp / warps_per_token;
        t < tokens;
        t += std::int64_t{gridDim.x} * tokens_per_block) {
@@ -150,6 +168,7 @@ void gather(CudaContext& context, const GatherRows& op, std::size_t row_bytes) {
                                                       reinterpret_cast<const Word*>(op.x.data()),
                                                       op.token_of_row.as<std::int32_t>(),
                                                       op.num_rows.as<std::int32_t>(),
+                                                      op.y.dim(0),
                                                       words);
   check_launch("kernel gather_rows");
 }
@@ -172,6 +191,7 @@ void combine(CudaContext& context, const CombineRows& op) {
                                                         y,
                                                         op.weights.as<A>(),
                                                         op.row_of_assignment.as<std::int32_t>(),
+                                                        op.token_count.as<std::int32_t>(),
                                                         tokens,
                                                         width,
                                                         op.row_of_assignment.dim(1),
@@ -214,18 +234,27 @@ void launch(CudaContext& context, const DispatchPlan& op) {
   const TensorView rank = context.scratch.take({assignments}, DType::i32, "dispatch_plan.rank");
   const TensorView counts = take_sort_scratch(context.scratch, assignments, experts);
   if (is_dry(context)) return;
-  const ExpertSort sort = sort_by_expert(context, rank, op.offsets, counts, op.topk, op.kept);
-  if (rows == 0) return;
-  const auto blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
-  place_kernel<<<blocks, kThreads, 0, native_stream(context)>>>(
-      op.token_of_row.as<std::int32_t>(),
-      op.row_of_assignment.as<std::int32_t>(),
-      op.topk.as<std::int32_t>(),
-      sort,
-      rows,
-      assignments,
-      op.topk.dim(1));
-  check_launch("kernel dispatch_plan: places");
+  const ExpertSort sort =
+      sort_by_expert(context, rank, op.offsets, counts, op.topk, op.kept, op.token_count);
+  const auto blocks =
+      static_cast<unsigned>((std::max(rows, assignments) + kThreads - 1) / kThreads);
+  if (blocks > 0) {
+    place_kernel<<<blocks, kThreads, 0, native_stream(context)>>>(
+        op.token_of_row.as<std::int32_t>(),
+        op.row_of_assignment.as<std::int32_t>(),
+        op.topk.as<std::int32_t>(),
+        sort,
+        rows,
+        assignments,
+        op.topk.dim(1));
+    check_launch("kernel dispatch_plan: places");
+  }
+  if (rows >= assignments && op.overflow.empty()) return;
+  overflow_kernel<<<1, kThreads, 0, native_stream(context)>>>(op.overflow.as<std::int32_t>(),
+                                                              op.offsets.as<std::int32_t>(),
+                                                              experts,
+                                                              static_cast<std::int32_t>(rows));
+  check_launch("kernel dispatch_plan: overflow");
 }
 
 void launch(CudaContext& context, const GatherRows& op) {

@@ -12,6 +12,7 @@
 #include "kernels/ops/concat.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
+#include "kernels/ops/exchange.h"
 #include "kernels/ops/gated_norm.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
@@ -69,7 +70,11 @@ using AllOps = OpList<            //
     DispatchPlan,                 //
     EmbeddingBackward,            //
     EmbeddingForward,             //
+    ExchangeChoices,              //
+    ExchangeCounts,               //
+    ExchangeGroups,               //
     ExpertCapacity,               //
+    ExpertPlaces,                 //
     Fill,                         //
     GatedRmsNormBackward,         //
     GatedRmsNormForward,          //

@@ -6,14 +6,17 @@ namespace moesaic {
 /// Sorts the assignments of the tokens by expert: the plan by which rows move to their experts and
 /// back.
 ///
-///   topk               [tokens, k] i32
+///   topk               [tokens, k] i32  expert numbers; -1 = no choice
 ///   kept               [tokens, k] u8   0 = dropped (ExpertCapacity); empty = all kept
+///   token_count        one i32 element; empty = all. Tokens from there on take no part.
 ///   offsets            [experts + 1] i32  rows of expert e are [offsets[e], offsets[e + 1]);
 ///   offsets[experts] is the
 ///                                         number of rows in use
-///   row_of_assignment  [tokens, k] i32  the row of the assignment, -1 when it was dropped
-///   token_of_row       [rows] i32       rows >= tokens * k, an upper bound; -1 beyond the rows in
-///   use
+///   row_of_assignment  [tokens, k] i32  the row of the assignment, -1 when it has none
+///   token_of_row       [rows] i32       an upper bound; -1 beyond the rows in use
+///   overflow           one i32 element, optional: how many assignments found no row. The offsets then
+///   end at `rows` and these assignments have row -1; the step must not count. Without it
+///   rows >= tokens * k, or whoever made the choices knows that they fit.
 ///
 /// Rows of one expert are in token order (then in order of choice).
 struct DispatchPlan {
@@ -23,6 +26,8 @@ struct DispatchPlan {
   TensorView token_of_row;
   ConstTensorView topk;
   ConstTensorView kept;
+  ConstTensorView token_count{};
+  TensorView overflow{};
 
   void check() const;
   OpCost cost() const;
@@ -36,8 +41,8 @@ inline ConstTensorView rows_in_use(ConstTensorView offsets) {
 /// y[row] = x[token_of_row[row]]  for row < num_rows.
 ///
 ///   x [tokens, width], y [rows, width]   f64 | f32 | bf16, one type;  y must not alias x
-///   token_of_row [rows] i32;  num_rows one i32 element (rows_in_use). Rows beyond num_rows are
-///   left as they are.
+///   token_of_row [rows] i32;  num_rows one i32 element (rows_in_use), empty = all. Rows beyond num_rows
+///   are left as they are.
 struct GatherRows {
   static constexpr const char* kName = "gather_rows";
   TensorView y;
@@ -53,7 +58,8 @@ struct GatherRows {
 ///
 ///   u [tokens, width]   the type of y, or its wider acc_t;  y [rows, width]  f64 | f32 | bf16
 ///   weights [tokens, k] acc_t of the type of y; empty = 1.  row_of_assignment [tokens, k] i32; -1
-///   adds nothing accumulate: u += instead of u =.  Sums in acc_t and rounds once.
+///   adds nothing.  accumulate: u += instead of u =.  Sums in acc_t and rounds once.
+///   token_count one i32 element, empty = all: u is left as it is from there on.
 struct CombineRows {
   static constexpr const char* kName = "combine_rows";
   TensorView u;
@@ -61,6 +67,7 @@ struct CombineRows {
   ConstTensorView weights;
   ConstTensorView row_of_assignment;
   bool accumulate = false;
+  ConstTensorView token_count{};
 
   void check() const;
   OpCost cost() const;

@@ -112,6 +112,53 @@ TEST_CASE("Dispatch plan: one token, no token, everything dropped, a number that
       InternalError);
 }
 
+TEST_CASE("Dispatch plan: no choice, tokens beyond a count, more assignments than rows") {
+  CpuRunner run;
+  const Tensor topk(
+      {3, 2}, DType::i32, std::vector<int>{1, -1, 0, 1, 7, 7});  // the last token is no one's
+  const Tensor count({1}, DType::i32, std::vector<int>{2}), overflow({1}, DType::i32);
+  const Plan plan(3, 2, 2, 4);
+  DispatchPlan op = plan.op(topk);
+  op.token_count = count;
+  run(op);
+  CHECK(plan.offsets.ints() == std::vector<std::int64_t>{0, 1, 3});
+  CHECK(plan.row_of_assignment.ints() == std::vector<std::int64_t>{1, -1, 0, 2, -1, -1});
+  CHECK(plan.token_of_row.ints() == std::vector<std::int64_t>{1, 0, 1, -1});
+  op.overflow = overflow;
+  run(op);
+  CHECK(overflow.at(0) == 0);
+
+  const Plan small(3, 2, 2, 2);
+  op = small.op(topk);
+  op.token_count = count;
+  CHECK_THROWS_AS(run(op), InternalError);
+  op.overflow = overflow;
+  run(op);
+  CHECK(overflow.at(0) == 1);
+  CHECK(small.offsets.ints() == std::vector<std::int64_t>{0, 1, 2});
+  CHECK(small.row_of_assignment.ints() == std::vector<std::int64_t>{1, -1, 0, -1, -1, -1});
+  CHECK(small.token_of_row.ints() == std::vector<std::int64_t>{1, 0});
+
+  // Sums of the tokens within the count only; the others stay as they are.
+  const Tensor y = normal({2, 3}, DType::f32, 5), u({3, 3}, DType::f32);
+  CombineRows sums = dispatch_rows_backward(u, y, small.row_of_assignment);
+  sums.token_count = count;
+  run(sums);
+  for (std::int64_t c = 0; c < 3; ++c) {
+    CHECK(u.at(c) == y.at(3 + c));
+    CHECK(u.at(3 + c) == y.at(c));
+    CHECK(std::isnan(u.at(6 + c)));
+  }
+  // Without a number of rows all are gathered.
+  const Tensor xs({2, 3}, DType::f32);
+  run(GatherRows{.y = xs,
+                 .x = y,
+                 .token_of_row = Tensor({2}, DType::i32, std::vector<int>{1, 0}),
+                 .num_rows = {}});
+  CHECK(xs.at(0) == y.at(3));
+  CHECK(xs.at(3) == y.at(0));
+}
+
 TEST_CASE("Gather and combine against loops over tokens") {
   CpuRunner run(2);
   for (const DType type : {DType::f64, DType::f32, DType::bf16}) {

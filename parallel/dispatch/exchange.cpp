@@ -1,0 +1,295 @@
+#include "parallel/dispatch/exchange.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "kernels/ops/elementwise.h"
+#include "parallel/dispatch/exchange_impl.h"
+#include "parallel/dispatch/volumes.h"
+
+namespace moesaic {
+namespace {
+
+std::string text_of(const ExchangeOptions& o) {
+  return fmt::format(
+      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}",
+      name(o.method),
+      o.grid.nodes,
+      o.grid.per_node,
+      o.experts,
+      o.choices,
+      o.max_tokens,
+      name(o.weights),
+      o.buffer_factor);
+}
+
+void check_options(Communicator* group, const ExchangeOptions& o) {
+  const int size = group == nullptr ? o.grid.ranks() : group->size();
+  if (o.grid.ranks() != size) {
+    throw UsageError(fmt::format("{} nodes of {} ranks are not the {} ranks of the expert group",
+                                 o.grid.nodes,
+                                 o.grid.per_node,
+                                 size));
+  }
+  if (o.experts < 1 || o.experts % size != 0) {
+    throw UsageError(
+        fmt::format("{} experts cannot be shared out equally among {} ranks", o.experts, size));
+  }
+  MOESAIC_CHECK(1 <= o.choices && o.choices <= ExchangeGroups::kMaxChoices,
+                fmt::format("{} choices per token", o.choices));
+  MOESAIC_CHECK(o.max_tokens >= 0 && o.buffer_factor >= 0, "negative sizes");
+  MOESAIC_CHECK(size * o.max_tokens * o.choices < (std::int64_t{1} << 31),
+                "more rows than 32 bits count");
+  if (group == nullptr) return;
+  const auto all = group->all_gather_host(text_of(o));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != all[0]) {
+      throw UsageError(fmt::format(
+          "ranks exchange tokens differently: rank 0 {}; rank {} {}", all[0], r, all[r]));
+    }
+  }
+}
+
+ExchangeBounds bounds_of(const ExchangeOptions& o) {
+  const HopList hops = hops_of(o.method);
+  const auto most = [&](int hop) {
+    return most_rows(o.method, o.grid, o.max_tokens, o.choices, hop);
+  };
+  ExchangeBounds b;
+  b.rows = most(hops.size);
+  b.copies = b.rows * (o.method == ExchangeMethod::pair ? 1 : o.choices);
+  if (o.buffer_factor > 0) {
+    const double k = static_cast<double>(o.choices), t = static_cast<double>(o.max_tokens);
+    const double rows = o.method == ExchangeMethod::pair
+                            ? k
+                            : expected_groups(o.grid.ranks(), o.experts, o.choices);
+    const auto planned = [&](double per_token, std::int64_t least, std::int64_t all) {
+      const auto n = static_cast<std::int64_t>(std::ceil(o.buffer_factor * per_token * t));
+      return std::min(all, std::max(n, least));
+    };
+    // A pass takes at least a row from every rank.
+    if (!is_dense(o.method)) b.rows = planned(rows, o.grid.ranks(), b.rows);
+    b.copies = planned(k, o.grid.ranks() * o.choices, b.copies);
+  }
+  if (hops.size > 1) b.transit_rows = most(hops.size - 1);
+  b.returned_rows = most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 1);
+  return b;
+}
+
+}  // namespace
+
+ExpertExchange::ExpertExchange(Communicator* group, const ExchangeOptions& options) {
+  check_options(group, options);
+  impl_ = std::make_unique<Impl>(group, options, bounds_of(options));
+}
+ExpertExchange::~ExpertExchange() = default;
+
+const ExchangeOptions& ExpertExchange::options() const noexcept {
+  return impl_->options;
+}
+const ExchangeBounds& ExpertExchange::bounds() const noexcept {
+  return impl_->bounds;
+}
+const ExchangeStatistics& ExpertExchange::statistics() const noexcept {
+  return impl_->statistics;
+}
+
+ExchangePlan ExpertExchange::make_plan(Device device) const {
+  auto plan = std::make_unique<ExchangePlan::Impl>(device);
+  const auto bytes = static_cast<std::size_t>(
+      num_counts(impl_->options.method, impl_->options.grid) * impl_->options.grid.ranks() * 4);
+  if (bytes > 0) plan->host_counts = make_host_buffer(bytes, device, "exchange counts");
+  return ExchangePlan(std::move(plan));
+}
+
+void ExpertExchange::begin_plan(
+    ExchangePlan& plan, Backend& backend, TensorView memory, const Routing& routing, int passes) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = *plan.impl_;
+  const std::int64_t tokens = routing.topk.dim(0);
+  check_shape(routing.topk, {tokens, self.options.choices}, "topk");
+  check_shape(routing.weights, routing.topk.shape(), "weights");
+  check_dtype(routing.weights, self.options.weights, "weights");
+  MOESAIC_CHECK(tokens <= self.options.max_tokens,
+                fmt::format("{} tokens, at most {}", tokens, self.options.max_tokens));
+  MOESAIC_CHECK(passes >= 1, "no pass");
+  p.routing = routing;
+  p.tokens = tokens;
+  p.passes = passes;
+  p.finished = false;
+  self.lay_out(p, memory);
+  PlanHop& first = p.hops[0];
+  const std::int64_t rows = self.dense() ? self.options.max_tokens : tokens;
+  run(backend,
+      ExpertPlaces{.places = first.places.rows(0, rows),
+                   .topk = routing.topk,
+                   .kept = routing.kept,
+                   .place_of_expert = routing.place_of_expert,
+                   .experts = static_cast<std::int32_t>(self.options.experts)});
+  self.sort_items(first, 0, rows, backend);
+  if (!self.dense()) self.gather_counts(p, backend);
+}
+
+void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = *plan.impl_;
+  MOESAIC_CHECK(!p.hops.empty() && !p.finished, "finish_plan() follows begin_plan()");
+  const HopTable table = self.table_of(p, backend);
+  if (!self.dense()) {
+    p.passes =
+        passes_for(table, self.bounds.rows, self.bounds.copies, self.options.choices, p.passes);
+  }
+  Arena& scratch = scratch_of(backend);
+  for (std::size_t h = 0; h <= self.last(); ++h) {
+    PlanHop& hop = p.hops[h];
+    self.set_rows(hop, table, h);
+    if (h == self.last()) break;
+    const Arena::Mark mark(scratch);
+    PlanHop& next = p.hops[h + 1];
+    const ConstTensorView weights = h == 0 ? self.padded(backend, p.routing.weights) : hop.weights;
+    self.send_choices(hop, h, backend, weights, pass_of(hop, 0, 1), next.places, next.weights);
+    // A dry run has no rows, and must take the memory for all that can come.
+    const bool dry = stream_of(backend).mode() == Stream::Mode::dry;
+    const std::int64_t rows = dry ? next.places.dim(0) : hop.received;
+    self.sort_items(next, h + 1, rows, backend);
+  }
+  p.finished = true;
+  ++self.statistics.plans;
+  self.statistics.further_passes += p.passes - 1;
+}
+
+void ExpertExchange::dispatch_choices(ExchangePlan& plan,
+                                      Backend& backend,
+                                      int pass,
+                                      TensorView topk_rows,
+                                      TensorView weights_rows,
+                                      TensorView row_count) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = Impl::finished(plan);
+  const std::int64_t rows = plan.rows(pass), k = self.options.choices;
+  check_shape(topk_rows, {self.bounds.rows, k}, "topk_rows");
+  check_shape(weights_rows, {self.bounds.rows, k}, "weights_rows");
+  const Arena::Mark mark(scratch_of(backend));
+  const PlanHop& hop = p.hops[self.last()];
+  const ConstTensorView weights =
+      self.last() == 0 ? self.padded(backend, p.routing.weights) : hop.weights;
+  self.send_choices(
+      hop, self.last(), backend, weights, pass_of(hop, pass, p.passes), topk_rows, weights_rows);
+  Stream& stream = stream_of(backend);
+  if (rows < self.bounds.rows) {
+    fill_bytes(topk_rows.rows(rows, self.bounds.rows), 0xff, stream);  // -1
+    zero_tensor(weights_rows.rows(rows, self.bounds.rows), stream);
+  }
+  run(backend, Fill{.y = row_count, .value = static_cast<double>(rows)});
+}
+
+void ExpertExchange::enter(ExchangePlan& plan,
+                           Backend& backend,
+                           TensorView transit,
+                           ConstTensorView x) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = Impl::finished(plan);
+  if (self.last() == 0) return;
+  check_shape(x, {p.tokens, x.dim(1)}, "x");
+  check_shape(transit, {self.bounds.transit_rows, x.dim(1)}, "transit");
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  ConstTensorView at = self.padded(backend, x);
+  for (std::size_t h = 0; h < self.last(); ++h) {
+    const PlanHop& hop = p.hops[h];
+    const bool arrives = h + 1 == self.last();
+    const TensorView next =
+        arrives ? transit
+                : scratch.take({self.most(h + 1), x.dim(1)}, x.dtype(), "exchange.transit");
+    self.send_rows(hop, backend, pass_of(hop, 0, 1), next, at);
+    at = next;
+  }
+}
+
+void ExpertExchange::dispatch(
+    ExchangePlan& plan, Backend& backend, int pass, TensorView rows, ConstTensorView transit) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = Impl::finished(plan);
+  const PlanHop& hop = p.hops[self.last()];
+  check_shape(rows, {self.bounds.rows, transit.dim(1)}, "rows");
+  check_dtype(rows, transit.dtype(), "rows");
+  const Arena::Mark mark(scratch_of(backend));
+  const ConstTensorView from = self.last() == 0 ? self.padded(backend, transit) : transit;
+  self.send_rows(hop, backend, pass_of(hop, pass, p.passes), rows, from);
+}
+
+void ExpertExchange::combine(
+    ExchangePlan& plan, Backend& backend, int pass, TensorView returned, ConstTensorView rows) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = Impl::finished(plan);
+  check_shape(rows, {self.bounds.rows, rows.dim(1)}, "rows");
+  check_shape(returned, {self.bounds.returned_rows, rows.dim(1)}, "returned");
+  check_dtype(returned, rows.dtype(), "returned");
+  self.send_back(p.hops[self.last()], backend, pass, p.passes, returned, rows);
+}
+
+void ExpertExchange::leave(ExchangePlan& plan,
+                           Backend& backend,
+                           TensorView out,
+                           ConstTensorView returned) {
+  Impl& self = *impl_;
+  ExchangePlan::Impl& p = Impl::finished(plan);
+  check_shape(out, {p.tokens, returned.dim(1)}, "out");
+  check_shape(returned, {self.bounds.returned_rows, returned.dim(1)}, "returned");
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const std::int64_t width = returned.dim(1);
+  for (std::size_t h = self.last(); h > 0; --h) {
+    // Sums of what came back in this hop go back one more.
+    const TensorView sums = scratch.take({self.most(h), width}, returned.dtype(), "exchange.sums");
+    self.add_up(p.hops[h], backend, sums.rows(0, p.hops[h - 1].received), returned);
+    const TensorView next =
+        scratch.take({self.most_sent(h - 1), width}, returned.dtype(), "exchange.returned");
+    self.send_back(p.hops[h - 1], backend, 0, 1, next, sums);
+    returned = next;
+  }
+  self.add_up(p.hops[0], backend, out, returned);
+}
+
+void ExpertExchange::dispatch(ExchangePlan& plan,
+                              Backend& backend,
+                              TensorView rows,
+                              ConstTensorView x) {
+  MOESAIC_CHECK(plan.passes() == 1, fmt::format("{} passes in one", plan.passes()));
+  if (impl_->last() == 0) return dispatch(plan, backend, 0, rows, x);
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const TensorView transit =
+      scratch.take({impl_->bounds.transit_rows, x.dim(1)}, x.dtype(), "exchange.transit");
+  enter(plan, backend, transit, x);
+  dispatch(plan, backend, 0, rows, transit);
+}
+
+void ExpertExchange::combine(ExchangePlan& plan,
+                             Backend& backend,
+                             TensorView out,
+                             ConstTensorView rows) {
+  MOESAIC_CHECK(plan.passes() == 1, fmt::format("{} passes in one", plan.passes()));
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const TensorView returned =
+      scratch.take({impl_->bounds.returned_rows, rows.dim(1)}, rows.dtype(), "exchange.returned");
+  combine(plan, backend, 0, returned, rows);
+  leave(plan, backend, out, returned);
+}
+
+Traffic ExpertExchange::traffic(const ExchangePlan& plan, std::int64_t row_bytes) const {
+  Traffic sum;
+  const ExchangePlan::Impl& p = Impl::finished(plan);
+  for (const PlanHop& hop : p.hops) {
+    for (int to = 0; to < impl_->options.grid.ranks(); ++to)
+      sum.add(impl_->options.grid.link(impl_->rank, to),
+              hop.send_rows[static_cast<std::size_t>(to)],
+              row_bytes);
+  }
+  return sum;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,147 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "kernels/ops/op.h"
+#include "memory/buffer.h"
+#include "memory/stream.h"
+#include "parallel/dispatch/hop_table.h"
+#include "parallel/dispatch/method.h"
+
+namespace moesaic {
+
+/// What an ExpertExchange is made for; the same on all ranks of its group.
+struct ExchangeOptions {
+  ExchangeMethod method = ExchangeMethod::flat;
+  NodeGrid grid;
+  std::int64_t experts = 0;     ///< of all ranks, a multiple of their number
+  std::int64_t choices = 0;     ///< per token (k)
+  std::int64_t max_tokens = 0;  ///< of any rank
+  DType weights = DType::f32;   ///< the statistics type
+  /// Rows that a rank's buffers hold, as a multiple of what it gets on average when all experts are chosen equally often;
+  /// 0 = what it can get at most. With fewer rows than come, an exchange takes several passes.
+  double buffer_factor = 0;
+};
+
+/// Sizes of the memory that callers provide.
+struct ExchangeBounds {
+  std::int64_t rows = 0;          ///< of tokens at the experts, per pass
+  std::int64_t copies = 0;        ///< of tokens and experts there, per pass (rows for DispatchPlan)
+  std::int64_t transit_rows = 0;  ///< of enter(); 0 with one hop: none is needed
+  std::int64_t returned_rows = 0;  ///< of combine()
+  std::int64_t plan_bytes = 0;     ///< of an ExchangePlan on the device
+};
+
+/// What one ExpertExchange did so far, counted on the host from the plans.
+struct ExchangeStatistics {
+  std::int64_t plans = 0;
+  std::int64_t further_passes = 0;  ///< beyond the first of each plan
+  Traffic rows;                     ///< of dispatch and combine, sent by this rank
+  Traffic choices;                  ///< places and weights
+  std::int64_t count_bytes = 0;     ///< of the all-gather of counts, sent by this rank
+};
+
+/// Where the tokens of a micro-batch go: made once in forward, used again by backward and recomputation. Memory on the
+/// device is the caller's (plan_bytes); made by ExpertExchange::make_plan() before the first step, used for
+/// any number of micro-batches, one at a time.
+class ExchangePlan {
+ public:
+  ~ExchangePlan();
+  ExchangePlan(ExchangePlan&&) noexcept;
+  /// Times that dispatch() and combine() are called.
+  int passes() const noexcept;
+  /// Rows that come in a pass.
+  std::int64_t rows(int pass = 0) const;
+  struct Impl;
+
+ private:
+  friend class ExpertExchange;
+  explicit ExchangePlan(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The choices of a rank's tokens.
+struct Routing {
+  ConstTensorView topk;     ///< [tokens, k] i32; -1 = none
+  ConstTensorView weights;  ///< [tokens, k] statistics type
+  ConstTensorView kept;     ///< [tokens, k] u8, 0 = dropped; may be empty
+  ConstTensorView
+      place_of_expert;  ///< [experts] i32: rank * (experts / ranks) + number there; empty = in order
+};
+
+/// Moves the tokens of the ranks of one group to the ranks of their experts, and results back:
+///
+///   forward   begin_plan  (counts; the caller may enqueue other work)  finish_plan
+///             dispatch: x -> rows;  experts: rows -> partial results, summed over a row's experts;  combine: rows -> out
+///   backward  dispatch: d out -> rows;  combine: d rows -> d x, and d weights
+///
+/// The experts' side is that of one rank: rows [bounds().rows, width], the numbers of its own experts
+/// [rows, k] (-1 = not here), weights [rows, k], and the number of rows. out[t] = sum over the ranks of the token's
+/// experts, ascending, of its partial rows, formed in the accumulation type and rounded once (with several hops: per
+/// hop). Everything a rank sends and adds is a function of the choices of all ranks, in a fixed order.
+///
+/// All ranks of the group make the same calls in the same order; all calls enqueue on the backend's stream and return,
+/// except finish_plan(), which waits for the counts of all ranks (never in the dense methods). Temporaries come from the
+/// backend's scratch. Each hop is one call of Communicator::exchange.
+class ExpertExchange {
+ public:
+  /// `group` may be null for a single rank, or on dry streams, which only measure. Blocks: all ranks compare their options; throws UsageError where they
+  /// differ or do not fit (experts not divisible, a grid of another size).
+  ExpertExchange(Communicator* group, const ExchangeOptions& options);
+  ~ExpertExchange();
+  ExpertExchange(const ExpertExchange&) = delete;
+  ExpertExchange& operator=(const ExpertExchange&) = delete;
+
+  const ExchangeOptions& options() const noexcept;
+  const ExchangeBounds& bounds() const noexcept;
+  const ExchangeStatistics& statistics() const noexcept;
+  /// Allocates what a plan needs on the host.
+  ExchangePlan make_plan(Device device) const;
+
+  /// `memory` [plan_bytes] u8, 256-byte aligned, holds the plan as long as it is used. `routing` must stay valid as long.
+  /// passes: at least so many (pieces that overlap with the experts' work).
+  void begin_plan(ExchangePlan& plan,
+                  Backend& backend,
+                  TensorView memory,
+                  const Routing& routing,
+                  int passes = 1);
+  void finish_plan(ExchangePlan& plan, Backend& backend);
+
+  /// What comes with the rows of a pass: places at this rank and weights, [bounds().rows, k] each (-1 and 0 in the rows
+  /// from row_count on), and row_count, one i32 element.
+  void dispatch_choices(ExchangePlan& plan,
+                        Backend& backend,
+                        int pass,
+                        TensorView topk_rows,
+                        TensorView weights_rows,
+                        TensorView row_count);
+
+  // --- one pass: everything at once
+  /// rows [bounds().rows, width] = the rows of x [tokens, width] of all ranks for the experts here.
+  void dispatch(ExchangePlan& plan, Backend& backend, TensorView rows, ConstTensorView x);
+  /// out [tokens, width] = sums of partial rows [bounds().rows, width]; out may have the wider accumulation type.
+  void combine(ExchangePlan& plan, Backend& backend, TensorView out, ConstTensorView rows);
+
+  // --- any number of passes: enter, then for each pass dispatch, experts, combine, and leave at the end
+  /// transit [bounds().transit_rows, width]: the rows before the last hop. Nothing to do with one hop.
+  void enter(ExchangePlan& plan, Backend& backend, TensorView transit, ConstTensorView x);
+  /// `transit`, or x with one hop.
+  void dispatch(
+      ExchangePlan& plan, Backend& backend, int pass, TensorView rows, ConstTensorView transit);
+  /// returned [bounds().returned_rows, width]: what comes back in all passes.
+  void combine(
+      ExchangePlan& plan, Backend& backend, int pass, TensorView returned, ConstTensorView rows);
+  void leave(ExchangePlan& plan, Backend& backend, TensorView out, ConstTensorView returned);
+
+  /// Rows that one dispatch (or combine) of a finished plan sends from here, in all hops and passes.
+  Traffic traffic(const ExchangePlan& plan, std::int64_t row_bytes) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic

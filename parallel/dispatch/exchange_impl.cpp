@@ -1,0 +1,295 @@
+#include "parallel/dispatch/exchange_impl.h"
+
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "kernels/ops/permute.h"
+
+namespace moesaic {
+namespace {
+
+std::vector<std::int64_t> starts_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> starts(lengths.size());
+  std::exclusive_scan(lengths.begin(), lengths.end(), starts.begin(), std::int64_t{0});
+  return starts;
+}
+
+// f(begin, end) for the items that a pass sends to others, neighbours together; own(begin, end) for those of this rank.
+template <class F, class Own>
+void for_ranges(const AllToAllPlan& plan, int rank, const F& f, const Own& own) {
+  std::int64_t begin = 0, end = 0;
+  const auto flush = [&] {
+    if (end > begin) f(begin, end);
+    begin = end = 0;
+  };
+  for (std::size_t p = 0; p < plan.send_rows.size(); ++p) {
+    const std::int64_t at = plan.send_offset[p], n = plan.send_rows[p];
+    if (n == 0) continue;
+    if (static_cast<int>(p) == rank) {
+      own(at, at + n);
+      continue;
+    }
+    if (at != end) {
+      flush();
+      begin = at;
+    }
+    end = at + n;
+  }
+  flush();
+}
+
+}  // namespace
+
+ExpertExchange::Impl::Impl(Communicator* g, const ExchangeOptions& o, const ExchangeBounds& b)
+    : group(g),
+      options(o),
+      hops(hops_of(o.method)),
+      rank(g == nullptr ? 0 : g->rank()),
+      places_per_rank(static_cast<std::int32_t>(o.experts / o.grid.ranks())),
+      bounds(b) {
+  ExchangePlan::Impl measured(kCpu);
+  bounds.plan_bytes = lay_out(measured, {});
+}
+
+std::int64_t ExpertExchange::Impl::most(std::size_t hop) const {
+  return most_rows(
+      options.method, options.grid, options.max_tokens, options.choices, static_cast<int>(hop));
+}
+std::int64_t ExpertExchange::Impl::most_sent(std::size_t hop) const {
+  return most_items(
+      options.method, options.grid, options.max_tokens, options.choices, static_cast<int>(hop));
+}
+
+ExchangePlan::Impl& ExpertExchange::Impl::finished(const ExchangePlan& plan) {
+  MOESAIC_CHECK(plan.impl_->finished, "a plan that is not finished");
+  return *plan.impl_;
+}
+
+std::int64_t ExpertExchange::Impl::lay_out(ExchangePlan::Impl& plan, TensorView memory) const {
+  PlanMemory m(memory);
+  const std::int64_t k = options.choices, n = num_counts(options.method, options.grid);
+  plan.hops.assign(last() + 1, {});
+  for (std::size_t h = 0; h <= last(); ++h) {
+    PlanHop& hop = plan.hops[h];
+    hop.places = m.take({most(h), k}, DType::i32);
+    if (h > 0) hop.weights = m.take({most(h), k}, options.weights);
+    hop.index = m.take({most(h), k}, DType::i32);
+    hop.to_item = m.take({most(h), k}, DType::i32);
+    if (dense()) continue;
+    hop.src = m.take({most_sent(h)}, DType::i32);
+    hop.offsets = m.take({num_groups(hops.kind[h], places()) + 1}, DType::i32);
+  }
+  plan.counts = m.take({n}, DType::i32);
+  plan.all_counts = m.take({options.grid.ranks(), n}, DType::i32);
+  return m.bytes();
+}
+
+void ExpertExchange::Impl::sort_items(PlanHop& hop,
+                                      std::size_t h,
+                                      std::int64_t rows,
+                                      Backend& backend) const {
+  hop.rows = rows;
+  for (TensorView* view : {&hop.places, &hop.index, &hop.to_item})
+    *view = view->rows(0, rows);
+  if (h > 0) hop.weights = hop.weights.rows(0, rows);
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const TensorView groups =
+      dense() ? hop.to_item : scratch.take(hop.places.shape(), DType::i32, "exchange.groups");
+  run(backend,
+      ExchangeGroups{.groups = groups,
+                     .index = hop.index,
+                     .places = hop.places,
+                     .grid = places(),
+                     .kind = hops.kind[h],
+                     .per_choice = options.method == ExchangeMethod::pair,
+                     .stride = dense() ? rows : 0});
+  if (dense()) return;
+  run(backend,
+      DispatchPlan{.offsets = hop.offsets,
+                   .row_of_assignment = hop.to_item,
+                   .token_of_row = hop.src,
+                   .topk = groups,
+                   .kept = {}});
+}
+
+void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& backend) {
+  run(backend,
+      ExchangeCounts{.counts = plan.counts,
+                     .places = plan.hops[0].places,
+                     .grid = places(),
+                     .hops = hops,
+                     .per_choice = options.method == ExchangeMethod::pair});
+  Stream& stream = stream_of(backend);
+  if (group == nullptr && options.grid.ranks() == 1) {
+    copy_tensor(plan.all_counts.reshaped(plan.counts.shape()), plan.counts, stream);
+  } else if (group != nullptr) {
+    group->all_gather(plan.all_counts, plan.counts, stream);
+    statistics.count_bytes +=
+        static_cast<std::int64_t>(plan.counts.bytes()) * (options.grid.ranks() - 1);
+  }
+  copy_tensor(plan.host_counts.view(plan.all_counts.shape(), DType::i32), plan.all_counts, stream);
+  stream.record(plan.counted);
+}
+
+HopTable ExpertExchange::Impl::table_of(const ExchangePlan::Impl& plan, Backend& backend) const {
+  if (dense()) return dense_hop_table(options.method, options.grid, options.max_tokens);
+  const auto n = static_cast<std::size_t>(plan.all_counts.numel());
+  if (stream_of(backend).mode() == Stream::Mode::dry)
+    return hop_table(options.method, options.grid, std::vector<std::int32_t>(n, 0));
+  plan.counted.wait_on_host();
+  const auto* counts = reinterpret_cast<const std::int32_t*>(plan.host_counts.data());
+  return hop_table(options.method, options.grid, {counts, n});
+}
+
+void ExpertExchange::Impl::set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const {
+  hop.send_rows.clear();
+  hop.recv_rows.clear();
+  for (int p = 0; p < options.grid.ranks(); ++p) {
+    hop.send_rows.push_back(table.at(h, rank, p));
+    hop.recv_rows.push_back(table.at(h, p, rank));
+  }
+  hop.items = std::accumulate(hop.send_rows.begin(), hop.send_rows.end(), std::int64_t{0});
+  hop.received = std::accumulate(hop.recv_rows.begin(), hop.recv_rows.end(), std::int64_t{0});
+  MOESAIC_CHECK(
+      hop.items <= most_sent(h) && hop.received <= most(h + 1),
+      fmt::format(
+          "{} rows to send and {} to receive are more than there can be", hop.items, hop.received));
+  hop.return_offset = starts_of(hop.send_rows);
+  // In the dense methods every peer gets all rows.
+  hop.send_offset =
+      dense() ? std::vector<std::int64_t>(hop.send_rows.size(), 0) : hop.return_offset;
+}
+
+void ExpertExchange::Impl::move(Backend& backend,
+                                std::initializer_list<Piece> pieces,
+                                const AllToAllPlan& plan,
+                                Traffic& traffic,
+                                bool own_is_there) {
+  Stream& stream = stream_of(backend);
+  std::vector<OutgoingMessage> sends;
+  std::vector<IncomingMessage> receives;
+  for (int p = 0; p < options.grid.ranks(); ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    const std::int64_t s = plan.send_offset[i], out = plan.send_rows[i], r = plan.recv_offset[i],
+                       in = plan.recv_rows[i];
+    std::int64_t row_bytes = 0;
+    for (const Piece& piece : pieces) {
+      row_bytes += piece.in.dim(1) * static_cast<std::int64_t>(byte_size(piece.in.dtype()));
+      if (p == rank) {
+        if (out > 0 && !own_is_there)
+          copy_tensor(piece.out.rows(r, r + in), piece.in.rows(s, s + out), stream);
+        continue;
+      }
+      if (out > 0) sends.push_back({piece.in.rows(s, s + out), p});
+      if (in > 0) receives.push_back({piece.out.rows(r, r + in), p});
+    }
+    traffic.add(options.grid.link(rank, p), out, row_bytes);
+  }
+  if (group != nullptr) group->exchange(sends, receives, stream);
+}
+
+void ExpertExchange::Impl::send_rows(const PlanHop& hop,
+                                     Backend& backend,
+                                     const AllToAllPlan& plan,
+                                     TensorView rows,
+                                     ConstTensorView x) {
+  if (dense()) return move(backend, {{rows, x}}, plan, statistics.rows);
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const TensorView out = scratch.take({hop.src.dim(0), x.dim(1)}, x.dtype(), "exchange.send");
+  const auto gather = [&](TensorView y, std::int64_t begin, std::int64_t end) {
+    run(backend,
+        GatherRows{.y = y, .x = x, .token_of_row = hop.src.rows(begin, end), .num_rows = {}});
+  };
+  for_ranges(
+      plan,
+      rank,
+      [&](std::int64_t begin, std::int64_t end) { gather(out.rows(begin, end), begin, end); },
+      [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t at = plan.recv_offset[static_cast<std::size_t>(rank)];
+        gather(rows.rows(at, at + end - begin), begin, end);
+      });
+  move(backend, {{rows, out}}, plan, statistics.rows, true);
+}
+
+void ExpertExchange::Impl::send_choices(const PlanHop& hop,
+                                        std::size_t h,
+                                        Backend& backend,
+                                        ConstTensorView weights,
+                                        const AllToAllPlan& plan,
+                                        TensorView places_in,
+                                        TensorView weights_in) {
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  ExchangeChoices op{.places = hop.places,
+                     .weights = weights,
+                     .keep_begin = 0,
+                     .keep_end = places().places(),
+                     .places_per_owner = places_per_rank,
+                     .localise = h == last()};
+  const std::int64_t k = options.choices, out_rows = dense() ? places_in.dim(0) : hop.src.dim(0);
+  const TensorView p = scratch.take({out_rows, k}, DType::i32, "exchange.places"),
+                   w = scratch.take({out_rows, k}, options.weights, "exchange.weights");
+  if (!dense()) {
+    op.to_item = hop.to_item;
+    op.index = hop.index;
+    const auto take = [&](std::int64_t begin, std::int64_t end) {
+      op.places_out = p.rows(begin, end);
+      op.weights_out = w.rows(begin, end);
+      op.src = hop.src.rows(begin, end);
+      op.first = begin;
+      run(backend, op);
+    };
+    for_ranges(plan, rank, take, take);
+    return move(backend, {{places_in, p}, {weights_in, w}}, plan, statistics.choices);
+  }
+  // Everybody gets all choices and keeps those that pass through here.
+  move(backend, {{p, hop.places}, {w, weights}}, plan, statistics.choices);
+  const std::int32_t width =
+      h == last() ? places_per_rank : places_per_rank * options.grid.per_node;
+  op.keep_begin = rank * places_per_rank / width * width;
+  op.keep_end = op.keep_begin + width;
+  const std::int64_t rows =
+      std::accumulate(plan.recv_rows.begin(), plan.recv_rows.end(), std::int64_t{0});
+  op.places = p.rows(0, rows);
+  op.weights = w.rows(0, rows);
+  op.places_out = places_in.rows(0, rows);
+  op.weights_out = weights_in.rows(0, rows);
+  run(backend, op);
+}
+
+void ExpertExchange::Impl::send_back(const PlanHop& hop,
+                                     Backend& backend,
+                                     int pass,
+                                     int passes,
+                                     TensorView returned,
+                                     ConstTensorView rows) {
+  const AllToAllPlan there = pass_of(hop, pass, passes);
+  AllToAllPlan back = there.reversed();
+  for (std::size_t p = 0; p < back.recv_offset.size(); ++p)
+    back.recv_offset[p] += hop.return_offset[p] - hop.send_offset[p];
+  move(backend, {{returned, rows}}, back, statistics.rows);
+}
+
+void ExpertExchange::Impl::add_up(const PlanHop& hop,
+                                  Backend& backend,
+                                  TensorView sums,
+                                  ConstTensorView returned) const {
+  run(backend,
+      CombineRows{.u = sums,
+                  .y = returned,
+                  .weights = {},
+                  .row_of_assignment = hop.to_item.rows(0, sums.dim(0))});
+}
+
+ConstTensorView ExpertExchange::Impl::padded(Backend& backend, ConstTensorView x) const {
+  if (!dense() || x.dim(0) == options.max_tokens) return x;
+  const TensorView all =
+      scratch_of(backend).take({options.max_tokens, x.dim(1)}, x.dtype(), "exchange.padded");
+  copy_tensor(all.rows(0, x.dim(0)), x, stream_of(backend));
+  return all;
+}
+
+}  // namespace moesaic

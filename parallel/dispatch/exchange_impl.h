@@ -1,0 +1,78 @@
+#pragma once
+// The steps of ExpertExchange, for its sources only.
+#include <initializer_list>
+
+#include "parallel/dispatch/plan_state.h"
+
+namespace moesaic {
+
+struct ExpertExchange::Impl {
+  Communicator* group;
+  ExchangeOptions options;
+  HopList hops;
+  int rank;
+  std::int32_t places_per_rank;
+  ExchangeBounds bounds;
+  ExchangeStatistics statistics;
+
+  Impl(Communicator* group, const ExchangeOptions& options, const ExchangeBounds& bounds);
+
+  bool dense() const { return is_dense(options.method); }
+  PlaceGrid places() const { return options.grid.places(rank, places_per_rank); }
+  std::size_t last() const { return static_cast<std::size_t>(hops.size - 1); }
+  /// Rows before a hop, and rows that it sends, at most.
+  std::int64_t most(std::size_t hop) const;
+  std::int64_t most_sent(std::size_t hop) const;
+  static ExchangePlan::Impl& finished(const ExchangePlan& plan);
+
+  /// Sets the device tensors of a plan to parts of `memory`; returns the bytes that they take.
+  std::int64_t lay_out(ExchangePlan::Impl& plan, TensorView memory) const;
+  /// Which of `rows` rows goes where in a hop, from their places.
+  void sort_items(PlanHop& hop, std::size_t h, std::int64_t rows, Backend& backend) const;
+  /// Counts this rank's rows, gathers the counts of all ranks and starts their way to the host.
+  void gather_counts(ExchangePlan::Impl& plan, Backend& backend);
+  /// Waits for them, unless the method is dense.
+  HopTable table_of(const ExchangePlan::Impl& plan, Backend& backend) const;
+  void set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const;
+
+  struct Piece {
+    TensorView out;
+    ConstTensorView in;
+  };
+  /// Moves rows of all pieces at once; those for this rank itself are copied, unless `own_is_there`.
+  void move(Backend& backend,
+            std::initializer_list<Piece> pieces,
+            const AllToAllPlan& plan,
+            Traffic& traffic,
+            bool own_is_there = false);
+  /// rows = the rows of x [hop.rows, width] that come here in a pass of the hop.
+  void send_rows(const PlanHop& hop,
+                 Backend& backend,
+                 const AllToAllPlan& plan,
+                 TensorView rows,
+                 ConstTensorView x);
+  /// The places and weights of these rows. `weights` are those of the rows before the hop.
+  void send_choices(const PlanHop& hop,
+                    std::size_t h,
+                    Backend& backend,
+                    ConstTensorView weights,
+                    const AllToAllPlan& plan,
+                    TensorView places_in,
+                    TensorView weights_in);
+  /// The way back: rows to where they came from, each to its place in `returned` [items, width].
+  void send_back(const PlanHop& hop,
+                 Backend& backend,
+                 int pass,
+                 int passes,
+                 TensorView returned,
+                 ConstTensorView rows);
+  /// sums [up to hop.rows, width] = the rows that came back, ascending by destination.
+  void add_up(const PlanHop& hop,
+              Backend& backend,
+              TensorView sums,
+              ConstTensorView returned) const;
+  /// x, with rows of no meaning up to max_tokens in the dense methods, which send so many.
+  ConstTensorView padded(Backend& backend, ConstTensorView x) const;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,305 @@
+// The exchange of tokens between ranks against brute force: forward, backward, what arrives and what is counted.
+#include "tests/parallel/dispatch_support.h"
+
+namespace moesaic::test {
+namespace {
+
+double distance(const std::vector<double>& got, const std::vector<double>& want) {
+  if (got.size() != want.size()) return INFINITY;
+  double largest = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double d = std::abs(got[i] - want[i]);
+    largest = std::isnan(d) ? INFINITY : std::max(largest, d / (1 + std::abs(want[i])));
+  }
+  return largest;
+}
+
+// Rows, bytes and order are those of the pure plan; results those of brute force.
+void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::f64) {
+  INFO(name(method) << ", " << name(compute) << ", " << c.text());
+  const auto tokens = draw_tokens(c);
+  const auto choices = choices_of(c, tokens);
+  const auto runs = run_exchange(c, method, compute);
+  // Dense methods move as many rows from every rank.
+  auto padded = choices;
+  for (TokenChoices& rank : padded) {
+    if (is_dense(method))
+      rank.places.resize(static_cast<std::size_t>(c.max_tokens() * c.choices), -1);
+  }
+  const RoutedPlan plan = route_tokens(method, c.grid, c.experts_per_rank, padded);
+  const double limit = compute == DType::f64 ? 1e-13 : compute == DType::f32 ? 1e-5 : 0.06;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    INFO("rank " << r);
+    const RankRun& run = runs[r];
+    const LayerResult want = brute_force(c, tokens[r], choices[r]);
+    CHECK(distance(run.result.out, want.out) < limit);
+    CHECK(distance(run.result.dx, want.dx) < limit);
+    CHECK(distance(run.result.dweights, want.dweights) < limit);
+    CHECK(run.passes >= c.passes);
+    CHECK(run.traffic == plan.sent_by(static_cast<int>(r), c.grid, 1));
+    if (run.passes > 1) continue;  // then rows come in another order
+    const auto& rows = plan.hops.back()[r].received;
+    REQUIRE(run.places.size() == rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      for (std::size_t j = 0; j < rows[i].places.size(); ++j) {
+        const std::int32_t place = rows[i].places[j];
+        REQUIRE(run.places[i][j] == (place < 0 ? -1 : place % c.experts_per_rank));
+      }
+      const RankTokens& source = tokens[static_cast<std::size_t>(rows[i].source)];
+      const auto at = static_cast<std::size_t>(rows[i].token * c.width);
+      if (compute == DType::f64 && at < source.x.size())
+        REQUIRE(run.first_column[i] == source.x[at]);
+    }
+  }
+}
+
+void check_all(const ExchangeCase& c) {
+  for (const ExchangeMethod method : kExchangeMethods)
+    check(c, method);
+}
+
+ExchangeCase even_case(NodeGrid grid, std::int64_t tokens, std::int64_t choices) {
+  ExchangeCase c;
+  c.grid = grid;
+  c.choices = choices;
+  c.tokens.assign(static_cast<std::size_t>(grid.ranks()), tokens);
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("exchange: every method, grids of up to eight ranks") {
+  for (const NodeGrid& grid : {NodeGrid{1, 1},
+                               NodeGrid{1, 2},
+                               NodeGrid{2, 1},
+                               NodeGrid{3, 1},
+                               NodeGrid{2, 2},
+                               NodeGrid{1, 4},
+                               NodeGrid{3, 2},
+                               NodeGrid{2, 3},
+                               NodeGrid{4, 2},
+                               NodeGrid{2, 4}})
+    check_all(even_case(grid, 6, 3));
+}
+
+TEST_CASE("exchange: ranks with other numbers of tokens, some with none") {
+  ExchangeCase c = even_case({2, 2}, 0, 2);
+  c.tokens = {5, 0, 9, 1};
+  check_all(c);
+  c.tokens = {0, 0, 0, 7};
+  check_all(c);
+  c.tokens = {0, 0, 0, 0};
+  check_all(c);
+  ExchangeCase wide = even_case({3, 2}, 0, 4);
+  wide.tokens = {0, 3, 8, 0, 1, 2};
+  check_all(wide);
+}
+
+TEST_CASE("exchange: skewed, to one expert, to one rank, to its own rank") {
+  for (const Spread spread :
+       {Spread::skewed, Spread::one_expert, Spread::own_rank, Spread::last_rank}) {
+    ExchangeCase c = even_case({2, 2}, 8, 2);
+    c.spread = spread;
+    c.experts_per_rank = 3;
+    check_all(c);
+  }
+}
+
+TEST_CASE("exchange: dropped choices, the same expert twice, experts at other places") {
+  ExchangeCase c = even_case({2, 2}, 8, 4);
+  c.experts_per_rank = 3;
+  c.drop = 0.5;
+  check_all(c);
+  c.drop = 1;
+  check_all(c);
+  c.drop = 0;
+  c.different = false;
+  c.spread = Spread::skewed;
+  check_all(c);
+  c.permuted = true;
+  c.drop = 0.2;
+  check_all(c);
+}
+
+TEST_CASE("exchange: one choice up to sixteen, one expert a rank") {
+  for (const std::int64_t k : {1, 2, 7, 16}) {
+    ExchangeCase c = even_case({2, 2}, 4, k);
+    c.experts_per_rank = 8;
+    check_all(c);
+  }
+  ExchangeCase single = even_case({2, 3}, 5, 3);
+  single.experts_per_rank = 1;
+  check_all(single);
+}
+
+TEST_CASE("exchange: further passes where the buffers are too small, or were asked for") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    ExchangeCase c = even_case({2, 2}, 12, 3);
+    c.experts_per_rank = 4;
+    c.passes = 3;
+    check(c, method);
+    if (is_dense(method)) continue;
+    c.passes = 1;
+    c.buffer_factor = 0.5;
+    check(c, method);
+    c.spread = Spread::last_rank;  // everything to one rank
+    c.buffer_factor = 1.1;
+    check(c, method);
+    const auto runs = run_exchange(c, method);
+    INFO(name(method));
+    CHECK(runs[0].passes > 1);
+    CHECK(runs[0].statistics.further_passes == runs[0].passes - 1);
+    // Rows of forward, its repetition, and of the gradients.
+    CHECK(runs[3].passes == runs[0].passes);
+  }
+}
+
+TEST_CASE("exchange: passes change no bit, nor does repetition or the mode of the stream") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    INFO(name(method));
+    ExchangeCase c = even_case({2, 2}, 10, 4);
+    c.experts_per_rank = 3;
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      check(c, method, compute);
+      const auto first = run_exchange(c, method, compute);
+      const auto again = run_exchange(c, method, compute, Stream::Mode::worker);
+      ExchangeCase parts = c;
+      parts.passes = 2;
+      const auto in_parts = run_exchange(parts, method, compute);
+      for (std::size_t r = 0; r < first.size(); ++r) {
+        for (const auto* other : {&again, &in_parts}) {
+          CHECK(first[r].result.out == (*other)[r].result.out);
+          CHECK(first[r].result.dx == (*other)[r].result.dx);
+          CHECK(first[r].result.dweights == (*other)[r].result.dweights);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("exchange: counted bytes are those of the plan") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    INFO(name(method));
+    ExchangeCase c = even_case({2, 2}, 10, 4);
+    Traffic there, all;
+    for (const RankRun& run : run_exchange(c, method)) {
+      CHECK(run.statistics.plans == 1);
+      CHECK(run.statistics.choices.rows == run.traffic.rows);
+      there += run.traffic;
+      all += run.statistics.rows;
+      const std::int64_t choice_bytes = c.choices * (4 + 8);
+      for (std::size_t link = 0; link < 3; ++link)
+        CHECK(run.statistics.choices.bytes[link] == run.traffic.rows[link] * choice_bytes);
+    }
+    // x, dout, out and dx have rows of `width`, dweights of `choices` elements of 8 bytes. Over all ranks as many rows come
+    // back by each link as went out.
+    for (std::size_t link = 0; link < 3; ++link) {
+      CHECK(there.rows[link] > 0);
+      CHECK(all.rows[link] == 5 * there.rows[link]);
+      CHECK(all.bytes[link] == there.rows[link] * 8 * (4 * c.width + c.choices));
+    }
+  }
+}
+
+TEST_CASE("exchange: seeded random cases") {
+  Draw draw(2024);
+  const std::vector<NodeGrid> grids{
+      {1, 2}, {2, 1}, {1, 3}, {2, 2}, {4, 1}, {2, 3}, {3, 2}, {2, 4}, {4, 2}};
+  for (int i = 0; i < 60; ++i) {
+    ExchangeCase c;
+    c.grid = grids[static_cast<std::size_t>(draw.below(static_cast<std::int64_t>(grids.size())))];
+    c.experts_per_rank = static_cast<std::int32_t>(1 + draw.below(5));
+    c.choices = 1 + draw.below(std::min<std::int64_t>(8, c.experts()));
+    c.width = 1 + draw.below(6);
+    for (int r = 0; r < c.grid.ranks(); ++r)
+      c.tokens.push_back(draw.below(9));
+    c.spread = static_cast<Spread>(draw.below(5));
+    c.drop = draw() < 0.5 ? 0 : draw();
+    c.different = draw() < 0.7;
+    c.permuted = c.experts() % 7 != 0 && draw() < 0.3;
+    c.seed = 100 + static_cast<std::uint64_t>(i);
+    const ExchangeMethod method =
+        kExchangeMethods[static_cast<std::size_t>(i) % kExchangeMethods.size()];
+    if (!is_dense(method) && draw() < 0.3) c.buffer_factor = 0.3 + 2 * draw();
+    if (draw() < 0.3) c.passes = static_cast<int>(1 + draw.below(3));
+    check(c, method);
+  }
+}
+
+TEST_CASE("exchange: a dry stream asks for the memory that any routing needs") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    for (const Spread spread : {Spread::even, Spread::last_rank}) {
+      ExchangeCase c = even_case({2, 2}, 8, 4);
+      c.spread = spread;
+      INFO(name(method) << ", " << c.text());
+      run_local_ranks(4, [&](Communicator& comm) {
+        ExpertExchange exchange(&comm,
+                                {.method = method,
+                                 .grid = c.grid,
+                                 .experts = c.experts(),
+                                 .choices = 4,
+                                 .max_tokens = 8,
+                                 .weights = DType::f64});
+        const auto& bounds = exchange.bounds();
+        const auto tokens = draw_tokens(c)[static_cast<std::size_t>(comm.rank())];
+        const Field topk({8, 4}, DType::i32, tokens.topk),
+            weights({8, 4}, DType::f64, tokens.weights), x({8, c.width}, DType::f64, tokens.x),
+            memory({bounds.plan_bytes}, DType::u8), rows({bounds.rows, c.width}, DType::f64),
+            topk_rows({bounds.rows, 4}, DType::i32), weights_rows({bounds.rows, 4}, DType::f64),
+            count({1}, DType::i32), out({8, c.width}, DType::f64);
+        ExchangePlan plan = exchange.make_plan(kCpu);
+        const auto step = [&](BackendOwner& owner) {
+          Backend& b = owner.backend();
+          exchange.begin_plan(
+              plan,
+              b,
+              memory,
+              {.topk = topk, .weights = weights, .kept = {}, .place_of_expert = {}});
+          exchange.finish_plan(plan, b);
+          exchange.dispatch_choices(plan, b, 0, topk_rows, weights_rows, count);
+          exchange.dispatch(plan, b, rows, x);
+          exchange.combine(plan, b, out, rows);
+        };
+        BackendOwner dry({.mode = Stream::Mode::dry, .name = "dry"});
+        step(dry);
+        BackendOwner real({.scratch_bytes = dry.scratch().high_water_bytes(), .name = "real"});
+        step(real);
+        real.stream().synchronize();
+        if (real.scratch().high_water_bytes() > dry.scratch().high_water_bytes())
+          throw std::runtime_error("a dry run takes less");
+      });
+    }
+  }
+}
+
+TEST_CASE("exchange: options that differ or do not fit are refused on all ranks") {
+  const ExchangeOptions good{
+      .method = ExchangeMethod::flat, .grid = {1, 2}, .experts = 4, .choices = 2, .max_tokens = 3};
+  const auto construct = [](const std::function<ExchangeOptions(int)>& options) {
+    std::string message = "accepted";
+    try {
+      run_local_ranks(2, [&](Communicator& comm) { ExpertExchange(&comm, options(comm.rank())); });
+    } catch (const UsageError& e) {
+      message = e.what();
+    }
+    return message;
+  };
+  CHECK(construct([&](int) { return good; }) == "accepted");
+  CHECK(construct([&](int rank) {
+          ExchangeOptions o = good;
+          o.max_tokens += rank;
+          return o;
+        }).find("ranks exchange tokens differently: rank 0 flat, 1 x 2 ranks") == 0);
+  CHECK(construct([&](int) {
+          ExchangeOptions o = good;
+          o.experts = 5;
+          return o;
+        }) == "5 experts cannot be shared out equally among 2 ranks");
+  CHECK(construct([&](int) {
+          ExchangeOptions o = good;
+          o.grid = {2, 2};
+          return o;
+        }) == "2 nodes of 2 ranks are not the 2 ranks of the expert group");
+}
+
+}  // namespace moesaic::test
