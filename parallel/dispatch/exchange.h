@@ -101,7 +101,7 @@ class ExpertExchange {
   /// Allocates what a plan needs on the host.
   ExchangePlan make_plan(Device device) const;
 
-  /// `memory` [plan_bytes] u8, 256-byte aligned, holds the plan as long as it is used. `routing` must stay valid as long.
+  /// `memory` [plan_bytes] u8, 64-byte aligned, holds the plan as long as it is used. `routing` must stay valid as long.
   /// passes: at least so many (pieces that overlap with the experts' work).
   void begin_plan(ExchangePlan& plan,
                   Backend& backend,

@@ -205,7 +205,7 @@ TEST_CASE("exchange: seeded random cases") {
   Draw draw(2024);
   const std::vector<NodeGrid> grids{
       {1, 2}, {2, 1}, {1, 3}, {2, 2}, {4, 1}, {2, 3}, {3, 2}, {2, 4}, {4, 2}};
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 210; ++i) {
     ExchangeCase c;
     c.grid = grids[static_cast<std::size_t>(draw.below(static_cast<std::int64_t>(grids.size())))];
     c.experts_per_rank = static_cast<std::int32_t>(1 + draw.below(5));
@@ -269,6 +269,45 @@ TEST_CASE("exchange: a dry stream asks for the memory that any routing needs") {
           throw std::runtime_error("a dry run takes less");
       });
     }
+  }
+}
+
+TEST_CASE("exchange: the host waits once for a plan, and never in the dense methods") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    INFO(name(method));
+    std::uint64_t waits = 0;
+    run_local_ranks(2, [&](Communicator& comm) {
+      ExpertExchange exchange(&comm,
+                              {.method = method,
+                               .grid = {2, 1},
+                               .experts = 4,
+                               .choices = 2,
+                               .max_tokens = 3,
+                               .weights = DType::f64});
+      const auto& bounds = exchange.bounds();
+      const Field topk({3, 2}, DType::i32, std::vector<int>{0, 1, 2, 3, 1, 2}),
+          weights({3, 2}, DType::f64, std::vector<double>(6, 0.5)),
+          x({3, 4}, DType::f64, std::vector<double>(12, 1.0)), out({3, 4}, DType::f64),
+          rows({bounds.rows, 4}, DType::f64), memory({bounds.plan_bytes}, DType::u8);
+      ExchangePlan plan = exchange.make_plan(kCpu);
+      BackendOwner owner({.scratch_bytes = 1 << 20, .name = "test"});
+      Backend& b = owner.backend();
+      comm.barrier();
+      if (comm.rank() == 0) waits = host_waits();
+      comm.barrier();
+      exchange.begin_plan(
+          plan, b, memory, {.topk = topk, .weights = weights, .kept = {}, .place_of_expert = {}});
+      exchange.finish_plan(plan, b);
+      exchange.dispatch(plan, b, rows, x);
+      exchange.combine(plan, b, out, rows);
+      exchange.dispatch(plan, b, rows, x);
+      exchange.combine(plan, b, out, rows);
+      comm.barrier();
+      if (comm.rank() == 0) waits = host_waits() - waits;
+      comm.barrier();
+      owner.stream().synchronize();
+    });
+    CHECK(waits == (is_dense(method) ? 0 : 2));  // of both ranks
   }
 }
 

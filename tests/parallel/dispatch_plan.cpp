@@ -3,6 +3,7 @@
 #include <numeric>
 #include <set>
 
+#include "parallel/dispatch/node_grid.h"
 #include "parallel/dispatch/plan_state.h"
 #include "parallel/dispatch/volumes.h"
 #include "tests/parallel/dispatch_support.h"
@@ -252,6 +253,29 @@ TEST_CASE("the method that is chosen follows the speeds of the links") {
   CHECK(choice.reason.find(
             "inter_first for 8 nodes of 8: 6.19 rows a token between nodes at 25 GB/s") == 0);
   CHECK(choice.reason.find("flat ") != std::string::npos);
+}
+
+TEST_CASE("nodes are runs of equal hosts, or posed") {
+  const auto found = [](const std::vector<std::string>& hosts) { return grid_of_hosts(hosts); };
+  CHECK(found({"a", "a", "b", "b"}).grid == NodeGrid{2, 2});
+  CHECK(found({"a", "a", "b", "b"}).reason == "2 hosts");
+  CHECK(found({"a"}).grid == NodeGrid{1, 1});
+  CHECK(found({"a", "a", "a"}).grid == NodeGrid{1, 3});
+  CHECK(found({"a", "b", "c"}).grid == NodeGrid{3, 1});
+  CHECK(found({"a", "a", "b"}).grid == NodeGrid{3, 1});
+  CHECK(found({"a", "a", "b"}).reason ==
+        "b has 1 ranks, the first node 2: every rank is a node of its own");
+  CHECK(found({"a", "b", "a", "b"}).grid == NodeGrid{4, 1});
+  CHECK(found({"a", "b", "a", "b"}).reason ==
+        "ranks of a do not follow each other: every rank is a node of its own");
+  CHECK(find_node_grid(nullptr, 0, "a").grid == NodeGrid{1, 1});
+  CHECK_THROWS_WITH(find_node_grid(nullptr, 2, "a"), "1 ranks are not nodes of 2; possible: 1");
+  run_local_ranks(4, [](Communicator& comm) {
+    const std::string host = comm.rank() < 2 ? "a" : "b";
+    if (find_node_grid(&comm, 0, host).grid != NodeGrid{2, 2} ||
+        find_node_grid(&comm, 4, host).grid != NodeGrid{1, 4})
+      throw std::runtime_error("another grid");
+  });
 }
 
 TEST_CASE("methods by name") {
