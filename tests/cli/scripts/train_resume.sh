@@ -25,6 +25,7 @@ expect 0 "continuing from" run train.steps=9 'train.phases=[{until: 8}, {until: 
 rm -r run/checkpoints/step-00000009
 ( flock 9; expect 2 "in use by another run" run ) 9> run/.lock
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
+case $out in *summary*) fail "a refused run has a summary: $out" ;; esac
 expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
 expect 75 "step 2 of 8" run run.dir=timed run.max_minutes=0.00001
