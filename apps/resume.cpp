@@ -8,6 +8,7 @@
 #include "apps/checkpoint_path.h"
 #include "apps/checkpointing.h"
 #include "apps/finished_mark.h"
+#include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
@@ -275,6 +276,7 @@ Continued continue_run(const ResumeParts& parts) {
                       own.string(),
                       target.folder.filename().string()));
     }
+    require_seen_by_all(*parts.host, target.folder, "run.dir (or the folder of --resume)");
     Continued result{.yes = true, .origin = target.origin};
     result.changes =
         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
@@ -332,6 +334,7 @@ void load_start_weights(const ResumeParts& parts) {
   if (parts.host->rank() == 0)
     target.folder = find_checkpoint(*parts.loaded->config.checkpoint.load_weights);
   share(parts, target);
+  require_seen_by_all(*parts.host, target.folder, "checkpoint.load_weights");
   Trainer& trainer = *parts.trainer;
   const auto weights = trainer.weights();
   if (const auto differences = checkpoint_differences(target.folder, weights, false);

@@ -8,6 +8,7 @@
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
 #include "apps/finished_mark.h"
+#include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
 #include "core/base/durable_file.h"
@@ -48,6 +49,7 @@ void TrainRun::prepare() {
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), configured);
   std::vector<const data::TokenSource*> sources = train_.sources();
   if (valid_) sources.push_back(valid_.get());
+  require_same_data(host_, sources);
   const auto tokenizer = tokenizer_of_data(configured, sources);
   tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
   if (device.kind == Device::Kind::cuda) {
@@ -398,6 +400,7 @@ int run_training(const std::function<config::LoadedConfig()>& load,
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(console, this_terminal());
   return run_ranks(options, [&](const RankPlace& place) {
+    require_same_start(place.world, loaded, resume + (fallback ? " --fallback" : ""));
     TrainRun run(loaded, choice, place, style);
     return run.execute();
   });

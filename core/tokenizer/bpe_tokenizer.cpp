@@ -152,6 +152,18 @@ std::string short_name(const std::string& file) {
   return folder == std::string::npos ? file : file.substr(folder + 1);
 }
 
+void require_few_gaps(std::int64_t largest, std::size_t tokens, const std::string& where) {
+  constexpr std::int64_t kFree = std::int64_t{1} << 16;
+  const auto count = static_cast<std::int64_t>(tokens);
+  if (largest < 2 * count + kFree) return;
+  throw InputError(fmt::format(
+      "{}: the largest id is {}, but there are {} tokens; at most {} ids may be free between them",
+      where,
+      largest,
+      count,
+      count + kFree));
+}
+
 std::string content_hash_of(std::string_view bytes) {
   return fmt::format("crc32c:{:08x}:{}", crc32c(bytes.data(), bytes.size()), bytes.size());
 }

@@ -201,6 +201,7 @@ Ids read_vocabulary(const JsonNode& node, BpeModel& model) {
     most = std::max(most, item.integer);
     ids.emplace(vocab.keys[i], static_cast<std::int32_t>(item.integer));
   }
+  require_few_gaps(most, vocab.keys.size(), node.where());
   model.tokens.resize(static_cast<std::size_t>(most + 1));
   for (std::size_t i = 0; i < vocab.keys.size(); ++i) {
     std::string& token = model.tokens[static_cast<std::size_t>(vocab.items[i].integer)];

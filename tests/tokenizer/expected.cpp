@@ -165,6 +165,7 @@ TEST_CASE("tokenizer.json: what is not implemented is refused by its JSON path",
       {"\"t h\"", "\"e r\"", "this merge occurs twice"},
       {"\"!\": 0", "\"!!\": 0", "holds no token \"!\" for the byte 0x21"},
       {"\"!\": 0", "\"!\": 1", "has the id 1 of another token"},
+      {"\"!\": 0", "\"!\": 4194303", "model.vocab: the largest id is 4194303"},
       {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" is given twice"},
       {"\"version\": \"1.0\"", "\"version\": 1e999", "not valid JSON"},
   };
@@ -203,6 +204,8 @@ TEST_CASE("rank files: errors name the line, or the path in the configuration", 
   CHECK(says(kRanks + "\n\r\n").empty());
   CHECK(contains(says(kRanks + "IQ== 1\n"), "tiktoken.model:341: the rank 1 occurs twice"));
   CHECK(contains(says(kRanks + "IQ== 345\n"), ":341: this token occurs twice"));
+  CHECK(contains(says(kRanks + "IV9f 4194303\n"),
+                 "tiktoken.model: the largest id is 4194303, but there are 341 tokens"));
   CHECK(contains(says(kRanks + "IR== 345\n"), ":341: \"IR==\" is not the base64"));
   CHECK(contains(says(kRanks + "I!== 345\n"), "is not the base64"));
   CHECK(contains(says(kRanks + "AAAA\n"), "must be a base64 token, a space and a rank"));

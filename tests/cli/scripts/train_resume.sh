@@ -59,6 +59,7 @@ wait $first 2> /dev/null || true
 [ -s shared/.lock ] || fail "the killed run left no lock to take over"
 expect 75 "continuing from shared/checkpoints/step-" run run.dir=shared train.steps=100000 run.max_minutes=0.00001
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
+case $out in *summary*) fail "a refused run has a summary: $out" ;; esac
 expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
 expect 75 "step 2 of 8" run run.dir=timed run.max_minutes=0.00001
