@@ -146,6 +146,9 @@ void save_checkpoint(const fs::path& checkpoints,
   create_folder(folder);
   try {
     write_folder(folder, tensors, {step, values, config_yaml}, max_file_bytes, stream);
+    // Nothing gets the name of a checkpoint, and none is deleted for it, before it was found complete: some disks claim
+    // to have written more than they have.
+    read_manifest(folder);
   } catch (...) {
     std::error_code ignored;  // the first error is the one to report
     fs::remove_all(folder, ignored);
@@ -160,8 +163,6 @@ void save_checkpoint(const fs::path& checkpoints,
     if (!fs::exists(final_folder, error) && !error) fs::remove_all(folder, error);
     throw;
   }
-  read_manifest(
-      final_folder);  // nothing is deleted before the new checkpoint has been found complete
   if (replaced) remove_folder(folder);
   apply_retention(checkpoints, step, keep_last, keep_every);
 }
