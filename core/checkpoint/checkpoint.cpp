@@ -177,6 +177,9 @@ void commit_checkpoint(const fs::path& folder,
   const fs::path final_folder = final_folder_of(folder, step);
   try {
     write_manifest(folder, joined(step, values, config_yaml, parts));
+    // Nothing gets the name of a checkpoint, and none is deleted for it, before it was found complete: some disks claim
+    // to have written more than they have.
+    read_manifest(folder);
   } catch (...) {
     abandon_checkpoint(folder);  // the first error is the one to report
     throw;
@@ -190,8 +193,6 @@ void commit_checkpoint(const fs::path& folder,
     if (!fs::exists(final_folder, error) && !error) fs::remove_all(folder, error);
     throw;
   }
-  read_manifest(
-      final_folder);  // nothing is deleted before the new checkpoint has been found complete
   if (replaced) remove_folder(folder);
   apply_retention(folder.parent_path(), step, keep_last, keep_every);
 }

@@ -168,6 +168,7 @@ void MetricsFile::on_end(const RunEnd& end) {
   o.put("reason", end.reason);
   o.put("time", unix_time());
   impl_->write(o.line());
+  impl_->file.finish();
 }
 
 }  // namespace moesaic
