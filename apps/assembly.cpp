@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include "core/config/check.h"
-#include "core/data/joined_source.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
 #include "kernels/ops/op_list.h"
@@ -63,14 +62,6 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
                            ? Reduction::library
                            : Reduction::ordered,
           .share_gpu = config.comm.share_gpu};
-}
-
-std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
-                                                     const config::Config& config) {
-  std::vector<std::shared_ptr<const data::TokenSource>> sources;
-  for (const auto& path : paths)
-    sources.push_back(data::open_text(path, config.model.vocab_size));
-  return data::join_sources(std::move(sources));
 }
 
 void check_trainable(const config::Config& config) {

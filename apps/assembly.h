@@ -4,6 +4,7 @@
 
 #include "comm/device_communicator.h"
 #include "core/config/load.h"
+#include "core/data/open_data.h"
 #include "core/model/model.h"
 #include "core/train/optimizer.h"
 #include "core/train/trainer.h"
@@ -32,8 +33,7 @@ Device resolve_device(const config::Config& config, int local_rank = 0, int loca
 /// "cpu" or "cuda" of a command line, made the calling thread's device. Throws UsageError as resolve_device() does.
 Device device_from_name(const std::string& name);
 DeviceCommOptions device_comm_options(const config::Config& config);
-/// The files of data.train or data.valid as one source.
-std::shared_ptr<const data::TokenSource> open_tokens(const std::vector<std::string>& paths,
-                                                     const config::Config& config);
+using data::open_tokens;
+using data::open_training_data;
 
 }  // namespace moesaic::apps

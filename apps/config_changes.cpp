@@ -31,6 +31,7 @@ Flat flatten(const std::string& yaml) {
       levels.push_back({indent, "[" + std::to_string(item) + "]"});
       indent += 2;
     }
+    if (line.compare(indent, 2, "# ") == 0) continue;  // follows from other keys
     const auto colon = line.find(':', indent);
     if (colon == std::string::npos) continue;
     levels.push_back({indent, line.substr(indent, colon - indent)});

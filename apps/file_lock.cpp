@@ -1,6 +1,7 @@
 #include "apps/file_lock.h"
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -12,21 +13,34 @@
 #include "core/base/error.h"
 
 namespace moesaic::apps {
+namespace {
+
+std::string this_process() {
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
+  const char* job = std::getenv("SLURM_JOB_ID");
+  return fmt::format("process {} on {}{}",
+                     ::getpid(),
+                     host,
+                     job == nullptr ? "" : fmt::format(", Slurm job {:.40}", job));
+}
+
+}  // namespace
 
 FileLock::FileLock(const std::filesystem::path& path) {
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (descriptor_ < 0)
     throw ResourceError(fmt::format("{}: cannot open: {}", path.string(), std::strerror(errno)));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-    char holder[32] = {};
+    char holder[400] = {};
     const auto n = ::read(descriptor_, holder, sizeof holder - 1);
     ::close(descriptor_);
     throw UsageError(fmt::format(
-        "{} is in use by another run (process {}); wait for it, stop it, or choose another run.dir",
+        "{} is in use by another run ({}); wait for it, stop it, or choose another run.dir",
         path.parent_path().string(),
-        n > 0 ? holder : "unknown"));
+        n > 0 ? holder : "who is unknown"));
   }
-  const std::string id = std::to_string(::getpid());
+  const std::string id = this_process();
   if (::ftruncate(descriptor_, 0) != 0 ||
       ::write(descriptor_, id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
     const std::string cause = std::strerror(errno);
@@ -37,6 +51,17 @@ FileLock::FileLock(const std::filesystem::path& path) {
 
 FileLock::~FileLock() {
   ::close(descriptor_);
+}
+
+std::unique_ptr<FileLock> lock_run_dir(const std::filesystem::path& run_dir) {
+  std::error_code error;
+  if (std::filesystem::exists(run_dir, error) && !std::filesystem::is_directory(run_dir, error))
+    throw UsageError(fmt::format("run.dir: {} is not a folder", run_dir.string()));
+  std::filesystem::create_directories(run_dir, error);
+  if (error)
+    throw ResourceError(
+        fmt::format("run.dir: {} could not be made: {}", run_dir.string(), error.message()));
+  return std::make_unique<FileLock>(run_dir / ".lock");
 }
 
 }  // namespace moesaic::apps

@@ -160,8 +160,10 @@ void Generator::generate(std::vector<std::int32_t> tokens,
                          const SamplingOptions& options,
                          const std::function<bool(std::int32_t)>& on_token) {
   for (std::int64_t i = 0; i < max_new_tokens; ++i) {
-    const std::int32_t next =
-        sample_token(next_logits(tokens), options, static_cast<std::uint64_t>(i));
+    auto logits = next_logits(tokens);
+    if (options.vocabulary > 0)
+      logits.resize(std::min(logits.size(), static_cast<std::size_t>(options.vocabulary)));
+    const std::int32_t next = sample_token(logits, options, static_cast<std::uint64_t>(i));
     tokens.push_back(next);
     if (!on_token(next)) return;
   }

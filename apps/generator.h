@@ -14,6 +14,8 @@ struct SamplingOptions {
   double temperature = 0.8;  ///< 0 = always the most likely token
   std::int64_t top_k = 0;    ///< sample among the k most likely; 0 = all
   std::uint64_t seed = 1;
+  std::int64_t vocabulary =
+      0;  ///< ids from here on are never drawn (they are no tokens); 0 = all may be
 };
 
 /// Continues a sequence of tokens with a trained model. Every token is one forward pass over the context, at most

@@ -5,9 +5,11 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "comm/launch_check.h"
 #include "comm/mpi_environment.h"
 #include "core/base/error.h"
 #include "core/config/problem.h"
@@ -58,9 +60,19 @@ int run_before_mpi(const std::function<void()>& prepare) {
 }
 
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body) {
-  MpiEnvironment mpi(options);
+  std::optional<MpiEnvironment> started;
   try {
-    return body({mpi.world(), mpi.local_rank(), mpi.local_size()});
+    started.emplace(options);
+  } catch (const UsageError& error) {
+    // A launch that MPI does not know is N processes that all believe to be alone: by the launcher's count, one speaks.
+    const bool several =
+        read_launch([](const char* name) -> const char* { return std::getenv(name); }).size > 1;
+    if (launcher_rank() == 0 || !several) std::cerr << "moesaic: " << error.what() << std::endl;
+    return static_cast<int>(error.exit_code());
+  }
+  MpiEnvironment& mpi = *started;
+  try {
+    return body({mpi.world(), mpi.local_rank(), mpi.local_size(), mpi.library_version()});
   } catch (...) {
     const Failure failure = describe(std::current_exception());
     if (mpi.size() == 1) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <string>
 
 #include "comm/communicator.h"
 
@@ -13,10 +14,12 @@ struct RankPlace {
   Communicator& world;  ///< all ranks, for host memory
   int local_rank = 0;   ///< among the ranks of this machine
   int local_size = 1;
+  std::string mpi_version = {};  ///< "Open MPI v4.1.4", in the words of the library
 };
 
 /// Runs `body` on all ranks of an MPI job and returns its exit code. An error on one rank ends all ranks with that
-/// error's exit code and one message: rank 0's, or another rank's when rank 0 stays silent for two seconds.
+/// error's exit code and one message: rank 0's, or another rank's when rank 0 stays silent for two seconds. A launcher
+/// that MPI does not know is refused with exit code 2 (comm/launch_check.h).
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body);
 
 /// Runs `prepare` before MPI starts; its errors are printed by rank 0 alone. Returns an exit code, 0 = go on.

@@ -18,12 +18,17 @@ using moesaic::ExitCode;
 
 constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_train,
+    moesaic::apps::add_resume,
+    moesaic::apps::add_ckpt,
     moesaic::apps::add_plan,
     moesaic::apps::add_generate,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
     moesaic::apps::add_bench,
+    moesaic::apps::add_doctor,
+    moesaic::apps::add_data,
+    moesaic::apps::add_report,
 };
 
 int code(ExitCode exit_code) {
@@ -57,7 +62,8 @@ int run(int argc, char** argv) {
   CLI::App app("moesaic trains hybrid-attention sparse mixture-of-experts language models",
                "moesaic");
   app.set_version_flag("--version", moesaic::apps::version_text());
-  app.require_subcommand(0, 1);  // what follows a verb is its argument: `explain train` names a section
+  app.require_subcommand(
+      0, 1);  // what follows a verb is its argument: `explain train` names a section
   app.footer("'moesaic COMMAND --help' shows the arguments and an example of a command.\n");
   moesaic::apps::Action action;
   for (const moesaic::apps::AddVerb add : kVerbs)

@@ -193,9 +193,11 @@ std::string memory(const config::Config& config, const ModelPlan& plan) {
 }
 
 std::string phases(const ModelPlan& plan) {
-  Table table("rrlrrrrrr",
+  Table table("rrrrlrrrrrr",
               {"steps",
+               "until token",
                "tokens",
+               "batch",
                "attention",
                "trained",
                "frozen",
@@ -205,7 +207,9 @@ std::string phases(const ModelPlan& plan) {
                "activations"});
   for (const PhasePlan& p : plan.phases) {
     table.row({fmt::format("{}-{}", p.begin + 1, p.end),
+               grouped(p.end_token),
                grouped(p.sequence_length),
+               fmt::format("{} ({})", grouped(p.global_batch_size), p.micro_batch_size),
                p.dense_warmup ? "dense, indexer warms up" : "as in the model",
                grouped(p.trained),
                grouped(p.frozen),
@@ -215,8 +219,11 @@ std::string phases(const ModelPlan& plan) {
                bytes_or_not(p.activation_bytes)});
   }
   return fmt::format(
-             "Phases (parameters{}; frozen ones have no gradient, no optimizer state and no "
-             "reduction)\n",
+             "Phases (until token: of the run; tokens: of a sequence; batch: sequences per step, "
+             "in "
+             "brackets per micro-batch; parameters{}; frozen ones have no gradient, no optimizer "
+             "state "
+             "and no reduction)\n",
              plan.mtp.all > 0 ? " with MTP" : "") +
          table.text();
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,21 +9,25 @@
 #include <vector>
 
 #include "apps/assembly.h"
+#include "apps/checkpointing.h"
 #include "apps/file_lock.h"
 #include "apps/launch.h"
+#include "apps/resume.h"
+#include "apps/run_report.h"
+#include "apps/stop_requests.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
-#include "core/train/metrics.h"
 
 namespace moesaic::apps {
-
-enum class Resume { automatic, must, never };
 
 /// One training run, from the point of view of one rank: builds the parts, continues from a checkpoint, loops, evaluates,
 /// saves, and says on rank 0 what it does.
 class TrainRun {
  public:
-  TrainRun(const config::LoadedConfig& loaded, Resume resume, const RankPlace& place);
+  TrainRun(const config::LoadedConfig& loaded,
+           ResumeChoice resume,
+           const RankPlace& place,
+           const ConsoleStyle& console);
   ~TrainRun();
   /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
   int execute();
@@ -30,44 +35,50 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
-  void say(const std::string& line) const;
   void prepare();
   void check_memory() const;
-  void lock_run_dir();
-  void continue_from_checkpoint();
-  void report_changes(const std::string& checkpoint) const;
+  void prepare_saving();
+  std::vector<ConfigChange> load_state();
   std::string memory_line() const;
-  void print_header() const;
-  void open_metrics();
+  void begin_report();
+  int run();
   void mark_ranges();
-  StepStats next_step();
-  void report(const StepStats& stats);
-  void save();
-  double report_eval(bool whole);
+  int train();
+  std::optional<StepStats> next_step(StopReason& stop);
+  std::optional<StepStats> traced_step(std::int64_t& stop_wish);
+  int stop_early(StopReason reason);
+  void refuse_bad_numbers() const;
+  void look_at_saves();
+  double evaluate(bool whole);
   void open_run_dir();
-  bool out_of_time();
-  void report_final();
-  std::filesystem::path checkpoints() const;
+  void report_data_use();
 
   const config::LoadedConfig& loaded_;
-  Resume resume_;
+  ResumeChoice resume_;
   RankPlace place_;
-  Communicator& host_;                          // of all ranks, for host memory
+  Communicator& host_;  // of all ranks, for host memory
+  RunReport report_;
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   Assembly assembly_;
-  std::shared_ptr<const data::TokenSource> train_, valid_;
+  data::Blend train_;
+  std::shared_ptr<const data::TokenSource> valid_;
+  std::string tokenizer_hash_;  // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<FileLock> lock_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  StepLog log_;
-  std::int64_t last_saved_ = -1;
-  bool reported_ = false;
-  std::vector<std::pair<std::int64_t, double>>
-      phase_flops_;  ///< last step, training FLOPs per token
+  std::unique_ptr<Checkpointing> checkpointing_;
+  std::unique_ptr<StopRequests> stops_;
+  bool continues_ = false;
+  std::string continued_from_;  // checkpoint named by --resume
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+/// The verbs `train` and `resume`: `load` reads the configuration before MPI starts. Returns the exit code.
+int run_training(const std::function<config::LoadedConfig()>& load,
+                 const std::string& resume,
+                 bool fallback,
+                 const ConsoleArguments& console);
 
 }  // namespace moesaic::apps

@@ -25,7 +25,12 @@ void add_generate(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
+void add_resume(CLI::App& app, Action& action);
+void add_ckpt(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_doctor(CLI::App& app, Action& action);
+void add_data(CLI::App& app, Action& action);
+void add_report(CLI::App& app, Action& action);
 
 /// The arguments of every verb that reads a configuration: CONFIG and any number of a.b=c, for
 /// config::load_config.

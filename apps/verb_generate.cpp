@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 
 #include "apps/generator.h"
+#include "apps/run_tokenizer.h"
 #include "apps/verb.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/config/load.h"
-#include "core/data/token_source.h"
 
 namespace moesaic::apps {
 namespace {
@@ -22,6 +22,7 @@ struct GenerateArguments {
   std::int64_t max_new_tokens = 200;
   SamplingOptions sampling;
   bool average = false;
+  std::string tokenizer;
 };
 
 std::filesystem::path find_checkpoint(const GenerateArguments& arguments) {
@@ -55,16 +56,20 @@ int generate(const GenerateArguments& arguments) {
       checkpoint_config(checkpoint), (checkpoint / "manifest.json").string() + " (config)");
   if (arguments.average && !loaded.config.optimizer.ema_decay)
     throw UsageError("--average: this run kept no averages; set optimizer.ema_decay when training");
+  const auto tokenizer = tokenizer_of_checkpoint(checkpoint, loaded.config, arguments.tokenizer);
   Generator generator(loaded.config, checkpoint, arguments.average);
-  auto tokens = data::tokens_of_text(arguments.prompt);
+  const auto tokens = tokenizer->encode(arguments.prompt);
   if (tokens.empty()) throw UsageError("--prompt is empty; give at least one character");
   std::cout << arguments.prompt << std::flush;
-  generator.generate(tokens, arguments.max_new_tokens, arguments.sampling, [](std::int32_t token) {
-    if (token == data::kEndOfText) return false;
-    std::cout << static_cast<char>(token) << std::flush;
+  SamplingOptions sampling = arguments.sampling;
+  sampling.vocabulary = tokenizer->vocab_size();
+  tokenizer::StreamDecoder text(*tokenizer);
+  generator.generate(tokens, arguments.max_new_tokens, sampling, [&](std::int32_t token) {
+    if (token == tokenizer->end_of_text()) return false;
+    std::cout << text.push(token) << std::flush;
     return true;
   });
-  std::cout << std::endl;
+  std::cout << text.finish() << std::endl;
   return 0;
 }
 
@@ -91,6 +96,10 @@ void add_generate(CLI::App& app, Action& action) {
   verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  verb->add_option(
+      "--tokenizer",
+      a->tokenizer,
+      "Of a run that does not know it: bytes, a tokenizer.json, a rank file, or their folder");
   verb->add_flag("--average", a->average, "Use the moving averages of the weights");
   verb->footer(
       "Example:\n  moesaic generate runs/quickstart --prompt \"The \" --max-new-tokens 200\n");

@@ -22,3 +22,6 @@ message(STATUS "CUDA backend: ${MOESAIC_WITH_CUDA}")
 add_library(moesaic_cuda_flags INTERFACE)
 target_compile_options(moesaic_cuda_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall -Xptxas=--warn-on-spills>)
+if(MOESAIC_CUDA_STRESS)
+  target_compile_definitions(moesaic_cuda_flags INTERFACE MOESAIC_CUDA_STRESS)
+endif()

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include <mpi.h>
 
 #include "comm/host_communicator.h"
+#include "comm/launch_check.h"
 #include "comm/mpi_environment.h"
 
 namespace moesaic {
@@ -212,51 +212,17 @@ class MpiCommunicator final : public HostCommunicator {
   }
 };
 
-std::optional<int> number_of(const EnvironmentLookup& environment, const char* variable) {
-  const char* text = environment(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  if (*end != '\0' || value < 0 || value > INT_MAX) return std::nullopt;
-  return static_cast<int>(value);
-}
-
-[[noreturn]] void throw_launch_mismatch(const char* variable,
-                                        int found,
-                                        const char* what,
-                                        int mpi_says) {
-  throw UsageError(
-      fmt::format("the launcher says {}={}, but MPI sees {} {}: this process does not belong to "
-                  "the job's MPI world, and {} "
-                  "processes would each train alone. Launch with the mpirun of the MPI library "
-                  "that moesaic was built with "
-                  "(mpirun -np N moesaic train …), or under Slurm with 'srun --mpi=pmix' ('srun "
-                  "--mpi=list' shows what is "
-                  "available). For a single process inside an allocation use 'mpirun -np 1'.",
-                  variable,
-                  found,
-                  what,
-                  mpi_says,
-                  found));
+const char* environment_variable(const char* name) {
+  return std::getenv(name);
 }
 
 }  // namespace
 
-void check_launch(int mpi_rank, int mpi_size, const EnvironmentLookup& environment) {
-  // The innermost launcher counts: an mpirun of 2 inside a Slurm allocation of 8 is right.
-  for (const char* variable :
-       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
-    if (const auto size = number_of(environment, variable)) {
-      if (*size != mpi_size) throw_launch_mismatch(variable, *size, "a world of size", mpi_size);
-      break;
-    }
-  }
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
-    if (const auto rank = number_of(environment, variable)) {
-      if (*rank != mpi_rank) throw_launch_mismatch(variable, *rank, "rank", mpi_rank);
-      break;
-    }
-  }
+std::string mpi_library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version", 0);
+  return text.data();
 }
 
 struct MpiEnvironment::Impl {
@@ -282,10 +248,7 @@ struct MpiEnvironment::Impl {
           "this MPI library offers no thread support (MPI_THREAD_FUNNELED); use Open MPI 4.1 or "
           "newer");
     }
-    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-    int length = 0;
-    MOESAIC_MPI(MPI_Get_library_version(text.data(), &length));
-    version = text.data();
+    version = mpi_library_version();
     MPI_Comm machine = MPI_COMM_NULL;
     MOESAIC_MPI(
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine));
@@ -303,10 +266,11 @@ MpiEnvironment::MpiEnvironment(const CommOptions& options) : impl_(std::make_uni
   MOESAIC_CHECK(
       options.max_message_bytes >= 1 && options.max_message_bytes <= (std::int64_t{1} << 30),
       "max_message_bytes must lie in 1 … 2^30");
+  check_launch_before_mpi(environment_variable);
   impl_->queue->run([&] { impl_->start(options); });
   impl_->world =
       std::make_unique<MpiCommunicator>(impl_->queue, std::move(impl_->transport), options);
-  check_launch(rank(), size(), [](const char* name) { return std::getenv(name); });
+  check_launch(rank(), size(), environment_variable);
 }
 
 MpiEnvironment::~MpiEnvironment() {

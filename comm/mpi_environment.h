@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -7,17 +6,12 @@
 
 namespace moesaic {
 
-/// The value of an environment variable, or null.
-using EnvironmentLookup = std::function<const char*(const char*)>;
-
-/// Throws UsageError when the launcher's variables (Open MPI, PMI, PMIx, Slurm) say that this
-/// process is one of several, or another rank, than MPI says: the sign of a launcher that MPI does
-/// not know, where N processes would each train alone as "rank 0 of 1".
-void check_launch(int mpi_rank, int mpi_size, const EnvironmentLookup& environment);
+/// What the MPI library calls itself: "Open MPI v4.1.4, package: …". Needs no MpiEnvironment.
+std::string mpi_library_version();
 
 /// Owns MPI: starts it on the communication thread (which is the only one that ever calls it, level
 /// MPI_THREAD_FUNNELED) and ends it. One per process, made before anything that needs ranks.
-/// Throws UsageError as check_launch() does.
+/// Throws UsageError as check_launch_before_mpi() and check_launch() do (comm/launch_check.h).
 class MpiEnvironment {
  public:
   explicit MpiEnvironment(const CommOptions& options = {});

@@ -21,6 +21,15 @@ std::string device_problem(Device) {
 std::string device_name(Device) {
   absent();
 }
+DeviceFacts device_facts(Device) {
+  absent();
+}
+int driver_version() noexcept {
+  return 0;
+}
+int runtime_version() noexcept {
+  return 0;
+}
 void select_device(Device) {
   absent();
 }

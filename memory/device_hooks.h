@@ -14,8 +14,21 @@ int device_count() noexcept;  ///< 0 without CUDA, without a driver or without a
 /// Why `device` cannot run this build (not built with CUDA, no driver or too old a one, no such device, another
 /// architecture than the kernels were compiled for), with what to do; empty when it can.
 std::string device_problem(Device device);
+/// Why a driver that supports CUDA `driver` (1000 x major + 10 x minor; 0: none) cannot run a program built with `runtime`,
+/// with what to do; empty when it can: any driver of the same major version or a later one.
+std::string driver_problem(int driver, int runtime);
 /// "NVIDIA H200".
 std::string device_name(Device device);
+/// What the runtime tells about a device; clocks are its highest.
+struct DeviceFacts {
+  int major = 0, minor = 0;  ///< compute capability
+  bool ecc = false;
+  int clock_mhz = 0, memory_clock_mhz = 0;
+};
+DeviceFacts device_facts(Device device);
+/// The newest CUDA that the driver supports, and the one that this program was built with: 12040 is 12.4, 0 is none.
+int driver_version() noexcept;
+int runtime_version() noexcept;
 /// Makes `device` the calling thread's current one, so that whatever the thread allocates or asks for belongs to it.
 void select_device(Device device);
 /// Bytes of the device as the driver counts them, whoever uses them.

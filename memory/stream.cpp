@@ -1,5 +1,6 @@
 #include "memory/stream.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -11,6 +12,15 @@
 #include "memory/device_hooks.h"
 
 namespace moesaic {
+namespace {
+
+std::atomic<std::uint64_t> waits{0};
+
+}  // namespace
+
+std::uint64_t host_waits() noexcept {
+  return waits;
+}
 
 // On the CPU an event is a pair of counters: how often it was recorded and how many of these records were reached.
 struct Event::Impl {
@@ -70,6 +80,7 @@ Timestamp::Timestamp(Device device) : impl_(std::make_shared<Impl>(device)) {}
 
 double seconds_between(const Timestamp& from, const Timestamp& to) {
   if (to.impl_->native != nullptr) {
+    ++waits;
     cuda::synchronize_event(from.impl_->native);
     cuda::synchronize_event(to.impl_->native);
     return cuda::elapsed_seconds(from.impl_->native, to.impl_->native);
@@ -88,6 +99,7 @@ bool Event::reached() const {
 }
 
 void Event::wait_on_host() const {
+  ++waits;
   if (impl_->native != nullptr) return cuda::synchronize_event(impl_->native);
   impl_->wait_for(impl_->last_record());
 }
@@ -200,6 +212,7 @@ void Stream::wait(const Event& event) {
 }
 
 void Stream::synchronize() {
+  if (impl_->mode != Mode::dry) ++waits;
   if (impl_->native != nullptr) return cuda::synchronize_stream(impl_->native);
   std::exception_ptr failure;
   {

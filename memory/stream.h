@@ -63,6 +63,10 @@ class Stream {
   std::shared_ptr<Impl> impl_;
 };
 
+/// How often the host has waited, in this process so far, for a stream, an event or a timestamp. A step of training on one
+/// device waits once, for what it reports.
+std::uint64_t host_waits() noexcept;
+
 /// Copies bytes between views of one shape and dtype, host or device, in stream order. Host memory given to a CUDA
 /// stream should be pinned, or the copy is synchronous.
 void copy_tensor(TensorView to, ConstTensorView from, Stream& stream);

@@ -1,29 +1,48 @@
 #!/usr/bin/env bash
-# gpu_check.sh [CTEST_ARGUMENT…]: on a machine with a CUDA toolkit and a GPU, builds into build_gpu/, runs the CUDA tests and
-# the reference cases in three types and the large cases, and prints the speed of every op. Installs nothing and needs no network. A test that
-# finds no GPU fails. BENCH=0 leaves the speed out.
+# gpu_check.sh: on a machine with a CUDA toolkit and a GPU, builds into build_gpu/, runs the CUDA tests, training on the GPU (on two or
+# more, over NCCL), the reference cases in three types and the large cases, side by side; then, alone, the speed of every op
+# and of two models of 5 B parameters. Prints the time of every part and fails if any did. About seven minutes on 16 cores.
+# Installs nothing and needs no network. A test that finds no GPU fails.
+#   BENCH=0 scripts/gpu_check.sh      leaves the speed out
+#   SANITIZE=1 scripts/gpu_check.sh   runs scripts/gpu_sanitize.sh, too (about ten minutes more)
+#   STRESS=1 scripts/gpu_check.sh     builds kernels that pause at random and repeats them a thousand times (five more)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export BUILD_DIR=build_gpu
 export MOESAIC_REQUIRE_CUDA=1 OPENBLAS_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# shellcheck source=scripts/parts.sh
+. scripts/parts.sh
+moesaic=$BUILD_DIR/apps/moesaic tests=$BUILD_DIR/tests
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-scripts/build.sh -DMOESAIC_CUDA=ON
-moesaic=$BUILD_DIR/apps/moesaic
+alone build 420 scripts/build.sh -DMOESAIC_CUDA=ON
+succeeded build || finish
 "$moesaic" --version
 
-status=0
-ctest --test-dir "$BUILD_DIR" -L cuda --output-on-failure --no-tests=error "$@" || status=1
+# The tests of the kernels are the longest part, so they are two.
+start kernels_1 300 "$tests/test_cuda" '[repeat]~[.],[grouped]~[.],~[.]KDA*'
+start kernels_2 300 "$tests/test_cuda" '~[.]~[repeat]~[grouped]~KDA*'
+start kernels_far_offsets 300 "$tests/test_cuda" '[.large]'
+start training 300 "$tests/test_cuda_train"
+# The whole program, and its ranks over NCCL: on two devices where there are two.
+start programs 300 ctest --test-dir "$BUILD_DIR" -R '^(train_cuda|comm_nccl|cuda_gate)$' --output-on-failure --no-tests=error
 for dtype in f64 f32 bf16; do
-  echo "verify --device cuda --dtype $dtype"
-  "$moesaic" verify --cases tests/golden --device cuda --dtype "$dtype" || status=1
+  start "verify_$dtype" 300 "$moesaic" verify --cases tests/golden --device cuda --dtype "$dtype"
 done
 # Large cases: the kernels for any size in f32, then the tiled ones, which must run.
-for choice in "f32 --path plain" "bf16"; do
-  echo "verify --large --device cuda --dtype $choice"
-  # shellcheck disable=SC2086  # words of the choice are arguments
-  "$moesaic" verify --large --device cuda --threads 8 --dtype $choice || status=1
-done
-if [ "${BENCH:-1}" != 0 ]; then "$moesaic" bench ops --device cuda || status=1; fi
-exit $status
+start verify_large_f32_plain 300 "$moesaic" verify --large --device cuda --threads 6 --dtype f32 --path plain
+start verify_large_bf16 300 "$moesaic" verify --large --device cuda --threads 6 --dtype bf16
+if [ "${STRESS:-0}" = 1 ]; then
+  alone stress_build 420 cmake -S . -B build_gpu_stress -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESAIC_CUDA=ON -DMOESAIC_CUDA_STRESS=ON
+  alone stress_build_tests 420 cmake --build build_gpu_stress -j "$(nproc)" --target test_cuda
+  alone stress 300 build_gpu_stress/tests/test_cuda '[repeat]'
+fi
+if [ "${SANITIZE:-0}" = 1 ]; then alone sanitize 900 scripts/gpu_sanitize.sh "$BUILD_DIR"; fi
+if [ "${BENCH:-1}" != 0 ]; then
+  alone bench_ops 180 "$moesaic" bench ops --device cuda
+  for model in mla_moe_5b hybrid_5b; do
+    alone "bench_$model" 120 "$moesaic" bench step "configs/bench/$model.yaml" run.device=cuda data.train=README.md --steps 30
+  done
+fi
+finish

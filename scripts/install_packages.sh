@@ -6,8 +6,9 @@ set -euo pipefail
 packages=(
   build-essential cmake ninja-build ccache pkg-config       # build
   libopenblas-dev libopenmpi-dev openmpi-bin                # run
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libzstd-dev
-  catch2                                                    # tests
+  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libzstd-dev zlib1g-dev
+  libpcre2-dev libutf8proc-dev                              # tokenizers
+  catch2 python3 python3-venv                               # tests
   perl perl-doc fortunes fortunes-min                       # text of the quickstart
 )
 

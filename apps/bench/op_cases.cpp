@@ -233,7 +233,8 @@ void OpCases::muon(std::int64_t batch, std::int64_t rows, std::int64_t cols) {
   add(MuonUpdate{.w = statistic(shape),
                  .momentum = statistic(shape),
                  .dw = statistic(shape),
-                 .scalars = step_scalars()},
+                 .scalars = step_scalars(),
+                 .bf16_products = dtype_ == DType::bf16},
       fmt::format("{} of {}x{}", batch, rows, cols));
 }
 

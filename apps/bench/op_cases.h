@@ -61,6 +61,13 @@ class OpCases {
     std::int64_t index_heads = 0, index_width = 0, selected = 0;  // 0 selected: dense
   };
   void attention(const AttentionSizes& s);
+  struct SparseMlaSizes {
+    std::int64_t tokens = 0, heads = 0, latent = 0, rope = 0, selected = 0;
+    bool float_atomics = false;  ///< also the backward with them
+  };
+  void sparse_mla(const SparseMlaSizes& s);
+  /// Per token `selected` keys: all of its document's while there are few, then every so-manyth one, ascending.
+  TensorView selection(std::int64_t tokens, std::int64_t documents, std::int64_t selected);
   struct RoutingSizes {
     std::int64_t tokens = 0, experts = 0, choices = 0, latent = 0, inner = 0;
   };
@@ -78,6 +85,11 @@ class OpCases {
   void large_kda();
   void large_attention();
   void large_sparse_attention();
+  void large_long_attention(std::int64_t tokens, std::int64_t heads);
+  template <std::int64_t Tokens, std::int64_t Heads>
+  void large_long() {
+    large_long_attention(Tokens, Heads);
+  }
   void large_routing();
   void large_experts_a();
   void large_experts_b();

@@ -9,6 +9,13 @@ const std::vector<OpCases::Group>& OpCases::large_groups() {
                                          &OpCases::large_kda,
                                          &OpCases::large_attention,
                                          &OpCases::large_sparse_attention,
+                                         &OpCases::large_long<8192, 16>,
+                                         &OpCases::large_long<16384, 16>,
+                                         &OpCases::large_long<32768, 16>,
+                                         &OpCases::large_long<65536, 16>,
+                                         &OpCases::large_long<8192, 96>,
+                                         &OpCases::large_long<16384, 96>,
+                                         &OpCases::large_long<32768, 96>,
                                          &OpCases::large_routing,
                                          &OpCases::large_experts_a,
                                          &OpCases::large_experts_b,
@@ -54,6 +61,24 @@ void OpCases::large_sparse_attention() {
   attention(s);
 }
 
+// One document, both forms of attention over 2048 selected keys: where gathering begins to pay.
+void OpCases::large_long_attention(std::int64_t tokens, std::int64_t heads) {
+  sparse_mla({.tokens = tokens,
+              .heads = heads,
+              .latent = 512,
+              .rope = 64,
+              .selected = 2048,
+              .float_atomics = true});
+  if (tokens * tokens * heads > std::int64_t{1} << 36) return;  // seconds a call
+  if (wanted("attention"))
+    attention({.tokens = tokens,
+               .heads = heads,
+               .nope = 128,
+               .rope = 64,
+               .value = 128,
+               .selected = 2048});
+}
+
 void OpCases::large_routing() {
   routing({.tokens = 16384, .experts = 128, .choices = 8, .latent = 1024});
   routing({.tokens = 8192, .experts = 896, .choices = 16, .latent = 3584});
@@ -87,7 +112,9 @@ void OpCases::large_elementwise() {
 void OpCases::large_optimizer() {
   updates(std::int64_t{1} << 28);
   muon(16, 128, 2048);
-  muon(32, 2816, 1024);
+  muon(128, 1408, 1024);
+  muon(128, 1024, 1408);
+  muon(1, 2048, 2048);
   muon(1, 10944, 2048);
 }
 

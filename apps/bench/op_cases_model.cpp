@@ -12,6 +12,7 @@
 #include "kernels/ops/kda_prepare.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/sparse_mla.h"
 
 namespace moesaic::bench {
 
@@ -111,6 +112,7 @@ void OpCases::add_attention() {
   attention(s);
   s.selected = 256;
   attention(s);
+  sparse_mla({.tokens = 1024, .heads = 8, .latent = 128, .rope = 32, .selected = 256});
 }
 
 void OpCases::attention(const AttentionSizes& s) {
@@ -121,20 +123,9 @@ void OpCases::attention(const AttentionSizes& s) {
   const TensorView cu = documents(s.tokens, s.documents),
                    o = random({s.tokens, s.heads, s.value}, stats_, 0.1),
                    lse = random({s.heads, s.tokens}, stats_, 0.1, 8);
-  // All keys of the document while there are few, then every so-manyth one, ascending.
   ConstTensorView keys;
   const std::int64_t length = s.tokens / s.documents;
-  if (s.selected > 0) {
-    std::vector<std::int32_t> host(static_cast<std::size_t>(s.tokens * s.selected), -1);
-    for (std::int64_t t = 0; t < s.tokens; ++t) {
-      const std::int64_t first = t / length * length, visible = t - first + 1,
-                         chosen = std::min(visible, s.selected);
-      for (std::int64_t i = 0; i < chosen; ++i)
-        host[static_cast<std::size_t>(t * s.selected + i)] =
-            static_cast<std::int32_t>(first + i * visible / chosen);
-    }
-    keys = upload(host, {s.tokens, s.selected});
-  }
+  if (s.selected > 0) keys = selection(s.tokens, s.documents, s.selected);
   const TensorView qi = activation({s.tokens, s.index_heads, s.index_width}),
                    ki = activation({s.tokens, s.index_width}),
                    w = activation({s.tokens, s.index_heads});
@@ -188,7 +179,7 @@ void OpCases::attention(const AttentionSizes& s) {
                     .scale = scale},
         text);
   }
-  if (wanted(IndexerSelect::kName) && s.selected > 0) {
+  if (wanted(IndexerSelect::kName) && s.selected > 0 && s.index_heads > 0) {
     add(IndexerSelect{.selected = memory({s.tokens, s.selected}, DType::i32),
                       .qi = qi,
                       .ki = ki,
@@ -196,6 +187,49 @@ void OpCases::attention(const AttentionSizes& s) {
                       .cu_seqlens = cu},
         text);
   }
+}
+
+TensorView OpCases::selection(std::int64_t tokens, std::int64_t documents, std::int64_t selected) {
+  const std::int64_t length = tokens / documents;
+  std::vector<std::int32_t> host(static_cast<std::size_t>(tokens * selected), -1);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t first = t / length * length, visible = t - first + 1,
+                       chosen = std::min(visible, selected);
+    for (std::int64_t i = 0; i < chosen; ++i)
+      host[static_cast<std::size_t>(t * selected + i)] =
+          static_cast<std::int32_t>(first + i * visible / chosen);
+  }
+  return upload(host, {tokens, selected});
+}
+
+void OpCases::sparse_mla(const SparseMlaSizes& s) {
+  if (!wanted("sparse_mla")) return;
+  const TensorView q = activation({s.tokens, s.heads, s.latent + s.rope}),
+                   kv = activation({s.tokens, s.latent + s.rope}),
+                   o = random({s.tokens, s.heads, s.latent}, dtype_, 0.1),
+                   lse = random({s.heads, s.tokens}, stats_, 0.1, 8), cu = documents(s.tokens, 1),
+                   keys = selection(s.tokens, 1, s.selected);
+  // Of queries that random numbers make longer than a model's.
+  const double scale = 0.2 / std::sqrt(static_cast<double>(s.latent + s.rope));
+  const std::string text = fmt::format("1 of {}, {} heads, {} keys", s.tokens, s.heads, s.selected);
+  // First, so that the backward finds the output and the log-sum-exp that belong to its inputs.
+  add(
+      SparseMlaForward{
+          .o = o, .lse = lse, .q = q, .kv = kv, .cu_seqlens = cu, .selected = keys, .scale = scale},
+      text);
+  SparseMlaBackward backward{.dq = activation(q.shape()),
+                             .dkv = activation(kv.shape()),
+                             .d_o = activation(o.shape()),
+                             .o = o,
+                             .lse = lse,
+                             .q = q,
+                             .kv = kv,
+                             .cu_seqlens = cu,
+                             .selected = keys,
+                             .scale = scale};
+  add(backward, text + ", integer");
+  backward.key_sums = KeySums::float_atomics;
+  if (s.float_atomics) add(backward, text + ", floats");
 }
 
 void OpCases::add_routing() {

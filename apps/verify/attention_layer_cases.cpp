@@ -64,11 +64,12 @@ std::vector<std::int64_t> kept_keys(CaseRun& run,
 /// One forward and backward pass with the indexer's loss weighted by `kl_weight`; `report` sees the
 /// layer in between.
 struct DsaRun {
-  DsaRun(CaseRun& run, double kl_weight) : owner(run) {
+  DsaRun(CaseRun& run, double kl_weight, SparseForm form) : owner(run) {
     const std::int64_t tokens = run.shape("in.x")[0], hidden = run.shape("in.x")[1];
     MlaOptions options = mla_options(run, "", hidden);
     options.indexer = indexer_options(run, "");
     options.indexer->kl_weight = kl_weight;
+    options.indexer->form = form;
     module = std::make_unique<MlaAttention>(owner.params(), "", options);
     module->set_sparse(run.cfg_text("stage") == "sparse");
     owner.load_weights();
@@ -85,9 +86,9 @@ struct DsaRun {
   TensorView scores;
 };
 
-void dsa_case(CaseRun& run) {
+void dsa_form(CaseRun& run, SparseForm form) {
   const bool sparse = run.cfg_text("stage") == "sparse";
-  DsaRun main(run, 0.0);
+  DsaRun main(run, 0.0, form);
   run.expect("out.y", main.layer->forward());
   const ConstTensorView selected = main.layer->tape().in(main.module->indexer()->selected());
   run.expect_exact("aux.topk", selected);
@@ -98,7 +99,7 @@ void dsa_case(CaseRun& run) {
   main.owner.expect_gradients("grad.w.");
 
   // The objective alone, through a cotangent of zero: nothing else gets a gradient.
-  DsaRun alone(run, 1.0);
+  DsaRun alone(run, 1.0, form);
   alone.layer->forward();
   const TensorView dx =
       alone.layer->backward(run.zeros(run.shape("cot.y"), run.precision().compute));
@@ -108,6 +109,13 @@ void dsa_case(CaseRun& run) {
   for (const double v : run.download(dx)) {
     if (v != 0.0) return run.fail("the indexer's objective reaches the layer's input");
   }
+}
+
+// A selection is attended to in both forms: masked, and gathered from the latent.
+void dsa_case(CaseRun& run) {
+  dsa_form(run, SparseForm::masked);
+  if (run.cfg_text("stage") == "sparse" && run.report_again("gather"))
+    dsa_form(run, SparseForm::gather);
 }
 
 const RegisterFamily kda_family{{"kda_layer__", kda_case}};

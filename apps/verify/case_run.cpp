@@ -28,10 +28,18 @@ Json parse_cfg(const CaseData& data) {
 struct CaseRun::Impl {
   Impl(const CaseData& d, Backend& b, const Precision& p, CaseData* r)
       : data(d), record(r), backend(b), precision(p), cfg(parse_cfg(d)), norms(largest_norms(d)) {
+    open_all();
+    result.name = data.name;
+  }
+  void open_all() {
     for (const auto& [name, tensor] : data.tensors) {
       if (is_result(name)) open.insert(name);
     }
-    result.name = data.name;
+  }
+  void check_all_reported() {
+    if (open.empty()) return;
+    failures.push_back(
+        fmt::format("{} stored results were not reported, first '{}'", open.size(), *open.begin()));
   }
 
   TensorView allocate(const Shape& shape, DType dtype) {
@@ -160,8 +168,9 @@ struct CaseRun::Impl {
   std::vector<Buffer> memory;
   std::map<std::pair<std::string, DType>, TensorView> loaded;
   std::set<std::string> open;  // results that nobody reported yet
+  std::string form;            // empty, or in which form they are reported again
   struct Measured {
-    std::string name;
+    std::string name, form;
     Difference difference;
     RowDifference row;  // of generated cases
   };
@@ -182,6 +191,13 @@ CaseRun CaseRun::recording(CaseData& data, Backend& backend, const Precision& pr
 }
 bool CaseRun::is_recording() const {
   return impl_->record != nullptr;
+}
+bool CaseRun::report_again(const std::string& form) {
+  if (is_recording()) return false;
+  impl_->check_all_reported();
+  impl_->open_all();
+  impl_->form = form;
+  return true;
 }
 bool CaseRun::is_generated() const {
   return impl_->data.generated.has_value();
@@ -314,7 +330,8 @@ void CaseRun::expect(const std::string& name, const std::vector<double>& got) {
     return impl_->record_result(name, {static_cast<std::int64_t>(got.size())}, true, got);
   if (!impl_->begin_result(name, static_cast<std::int64_t>(got.size()))) return;
   const CaseTensor& want = impl_->data.at(name);
-  Impl::Measured m{name, difference(got, want.values, impl_->norms[kind_of(name)]), {}};
+  Impl::Measured m{
+      name, impl_->form, difference(got, want.values, impl_->norms[kind_of(name)]), {}};
   // A single turned sign may be all there is of a row.
   if (is_generated() && want.shape.rank > 1 && !has_kink(impl_->data, name))
     m.row = worst_row(got, want.values, want.shape[0]);
@@ -371,10 +388,11 @@ CaseResult CaseRun::finish() {
   CaseResult& result = run.result;
   double worst_share = -1;  // of its limit
   for (const auto& m : run.measured) {
+    const std::string label = m.form.empty() ? m.name : fmt::format("{} ({})", m.name, m.form);
     if (m.difference.stored_zero) {
       if (!(m.difference.absolute <= zero_floor(compute))) {
         run.failures.push_back(
-            fmt::format("'{}' is stored as zeros, found {:.3g}", m.name, m.difference.absolute));
+            fmt::format("'{}' is stored as zeros, found {:.3g}", label, m.difference.absolute));
       }
       continue;
     }
@@ -382,22 +400,19 @@ CaseResult CaseRun::finish() {
     if (m.difference.relative / limit > worst_share) {
       worst_share = m.difference.relative / limit;
       result.worst_error = m.difference.relative;
-      result.worst_tensor = m.name;
+      result.worst_tensor = label;
       result.limit = limit;
     }
     if (!(m.row.relative <= kRowFactor * limit)) {
       run.failures.push_back(
-          fmt::format("row {} of '{}' is off by {:.3g}", m.row.row, m.name, m.row.relative));
+          fmt::format("row {} of '{}' is off by {:.3g}", m.row.row, label, m.row.relative));
     }
     if (!(m.difference.relative <= limit)) {
-      run.failures.push_back(fmt::format("'{}' is off by {:.3g}", m.name, m.difference.relative));
+      run.failures.push_back(fmt::format("'{}' is off by {:.3g}", label, m.difference.relative));
     }
   }
   if (run.record != nullptr) run.clear_rounding_noise();
-  if (!run.open.empty()) {
-    run.failures.push_back(fmt::format(
-        "{} stored results were not reported, first '{}'", run.open.size(), *run.open.begin()));
-  }
+  run.check_all_reported();
   if (result.compared == 0) run.failures.push_back("nothing was compared");
   result.status = run.failures.empty() ? CaseResult::Status::passed : CaseResult::Status::failed;
   std::vector<std::string> lines = run.failures;

@@ -44,6 +44,9 @@ class CaseRun {
   Stream& stream();
 
   bool is_recording() const;
+  /// The runner reports all results once more, computed in another way, which `form` names for messages. Recording: false,
+  /// nothing is to be reported again.
+  bool report_again(const std::string& form);
   bool is_generated() const;  ///< made at run time, not golden
   /// True where the recorded choices (top-k, routing) are to be given to the module: they lie anywhere near ties, nearer
   /// than the run's type can tell.

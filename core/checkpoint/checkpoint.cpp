@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "core/base/durable_file.h"
 #include "core/checkpoint/data_files.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/retention.h"
 
@@ -41,20 +41,26 @@ void remove_folder(const fs::path& folder) {
     throw ResourceError(fmt::format("{}: cannot remove: {}", folder.string(), error.message()));
 }
 
-// What an interrupted save or deletion left behind.
-void remove_unfinished(const fs::path& checkpoints) {
-  for (const auto& name : names_in(checkpoints)) {
-    if (name.starts_with(kTemporary)) remove_folder(checkpoints / name);
-  }
+// What lies in the files besides the tensors: headers, and lines of the manifest, about 400 bytes per tensor.
+std::uint64_t bytes_needed(std::span<const StateTensor> tensors, const std::string& config_yaml) {
+  std::uint64_t bytes = (std::uint64_t{1} << 16) + config_yaml.size();
+  for (const auto& t : tensors)
+    bytes += t.bytes() + 2 * t.name.size() + 400;
+  return bytes;
 }
 
-// Takes the name away first, so that an interruption never leaves half of a checkpoint under its
-// name.
-void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
-  const fs::path doomed = checkpoints / (kTemporary + folder_name(step) + "-deleted");
-  remove_folder(doomed);
-  rename_or_exchange(checkpoints / folder_name(step), doomed);
-  remove_folder(doomed);
+// Said before anything is written: a full disk found half-way costs the time of a save, and others on it their space.
+void require_space(const fs::path& checkpoints, std::uint64_t needed) {
+  std::error_code error;
+  const fs::space_info space = fs::space(checkpoints, error);
+  if (error || space.available >= needed) return;
+  constexpr double kMiB = 1024.0 * 1024.0;
+  throw ResourceError(
+      fmt::format("{}: a checkpoint needs {:.1f} MiB, but {:.1f} MiB are free; make room, or lower "
+                  "checkpoint.keep_last",
+                  checkpoints.string(),
+                  static_cast<double>(needed) / kMiB,
+                  static_cast<double>(space.available) / kMiB));
 }
 
 void write_folder(const fs::path& folder,
@@ -63,9 +69,9 @@ void write_folder(const fs::path& folder,
                   std::uint64_t max_file_bytes,
                   Stream& stream) {
   std::size_t largest = 0;
-  std::set<std::string_view> names;
+  std::set<std::string> names;
   for (const auto& t : tensors) {
-    MOESAIC_CHECK(names.insert(t.name).second, "two tensors named " + t.name);
+    MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
     largest = std::max(largest, t.bytes());
   }
   Staging staging(stream, std::min(largest, kStagingBytes));
@@ -103,6 +109,19 @@ void apply_retention(const fs::path& checkpoints,
 
 }  // namespace
 
+void remove_unfinished(const fs::path& checkpoints) {
+  for (const auto& name : names_in(checkpoints)) {
+    if (name.starts_with(kTemporary)) remove_folder(checkpoints / name);
+  }
+}
+
+void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
+  const fs::path doomed = checkpoints / (kTemporary + folder_name(step) + "-deleted");
+  remove_folder(doomed);
+  rename_or_exchange(checkpoints / folder_name(step), doomed);
+  remove_folder(doomed);
+}
+
 void save_checkpoint(const fs::path& checkpoints,
                      std::int64_t step,
                      std::span<const StateTensor> tensors,
@@ -115,6 +134,7 @@ void save_checkpoint(const fs::path& checkpoints,
   MOESAIC_CHECK(step >= 0, "negative step");
   create_folder(checkpoints);
   remove_unfinished(checkpoints);
+  require_space(checkpoints, bytes_needed(tensors, config_yaml));
   const fs::path final_folder = checkpoints / folder_name(step);
   if (std::error_code error;
       fs::exists(final_folder, error) && !fs::is_directory(final_folder, error)) {
@@ -131,7 +151,15 @@ void save_checkpoint(const fs::path& checkpoints,
     fs::remove_all(folder, ignored);
     throw;
   }
-  const bool replaced = rename_or_exchange(folder, final_folder);
+  bool replaced = false;
+  try {
+    replaced = rename_or_exchange(folder, final_folder);
+  } catch (...) {
+    // Only where nothing can have been exchanged: the folder could hold the earlier checkpoint.
+    std::error_code error;
+    if (!fs::exists(final_folder, error) && !error) fs::remove_all(folder, error);
+    throw;
+  }
   read_manifest(
       final_folder);  // nothing is deleted before the new checkpoint has been found complete
   if (replaced) remove_folder(folder);
@@ -162,10 +190,11 @@ std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
     try {
       read_manifest(folder);
     } catch (const InputError& e) {
-      throw InputError(fmt::format(
-          "the newest checkpoint is damaged: {}. To continue from an older one, move {} away",
-          e.what(),
-          folder.string()));
+      throw InputError(
+          fmt::format("the newest checkpoint is damaged: {}. To continue from an older one, move "
+                      "{} away, or use --fallback",
+                      e.what(),
+                      folder.string()));
     }
     return CheckpointInfo{step, folder};
   }

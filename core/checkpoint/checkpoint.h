@@ -20,6 +20,14 @@ struct StateTensor {
   /// u16, like `view`, which then is bf16: the two are an f32 tensor (core/base/split_float.h), and files hold that.
   TensorView remainder = {};
 
+  /// Where `view` lies in the whole tensor of this name, when another rank holds other parts of it. Files hold each piece
+  /// once, whoever holds it; loading takes what it wants from whatever pieces there are.
+  struct Place {
+    Shape whole, begin;
+  };
+  std::optional<Place> place = {};
+
+  const Shape& whole() const { return place ? place->whole : view.shape(); }
   /// What files hold.
   DType dtype() const { return remainder.empty() ? view.dtype() : DType::f32; }
   std::size_t bytes() const { return view.bytes() + (remainder.empty() ? 0 : remainder.bytes()); }
@@ -59,13 +67,28 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
                      Stream& stream,
                      std::uint64_t max_file_bytes = kCheckpointFileBytes);
 
+/// Removes what an interrupted save or deletion left in the folder (`.tmp-*`). Only for the run that holds the folder's
+/// lock. Throws ResourceError.
+void remove_unfinished(const std::filesystem::path& checkpoints);
+
 /// Complete checkpoints in ascending order of step: manifest valid, all files there with their
 /// sizes. Other files and folders are passed over.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
+/// Deletes one. Its name goes first, so that an interruption leaves no half of it under its name. Throws ResourceError.
+void delete_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
 /// The one to continue from. A newer folder that has a manifest but is not complete was damaged
 /// after it was saved; going on from an older one would silently lose steps, so that is an
 /// InputError that says what to do.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints);
+
+/// Everything in which the checkpoint's tensors differ from `tensors`, a line each, with both types and shapes: missing,
+/// of another shape or dtype, and, if `strict`, unexpected. Reads the manifest only. Throws InputError for a damaged one.
+std::vector<std::string> checkpoint_differences(const std::filesystem::path& checkpoint,
+                                                std::span<const StateTensor> tensors,
+                                                bool strict);
+/// Those lines as one message.
+std::string misfit_text(const std::filesystem::path& checkpoint,
+                        const std::vector<std::string>& differences);
 
 /// Fills `tensors` from the checkpoint and returns its values. Every byte is checked against the
 /// manifest's checksums before it is used. `strict`: the checkpoint must hold exactly these

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/durable_file.h"
 #include "core/base/split_float.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {
@@ -164,6 +164,10 @@ void Staging::write_split(const StateTensor& to, const std::byte* from) {
   }
 }
 
+std::string stored_name(const StateTensor& t) {
+  return t.place ? t.name + to_string(Box{t.place->begin, t.view.shape()}) : t.name;
+}
+
 void write_data_file(const std::filesystem::path& folder,
                      const PlannedFile& file,
                      Staging& staging,
@@ -171,7 +175,7 @@ void write_data_file(const std::filesystem::path& folder,
   const auto path = folder / file.name;
   std::vector<StoredTensor> entries;
   for (const auto* t : file.tensors)
-    entries.push_back({t->name, t->dtype(), t->view.shape()});
+    entries.push_back({stored_name(*t), t->dtype(), t->view.shape()});
   safetensors::place(entries);
   // Readers of published checkpoints expect the entry "format".
   const std::string header = safetensors::header_text(entries, {{"format", "pt"}}, path.string());
@@ -184,8 +188,14 @@ void write_data_file(const std::filesystem::path& folder,
       crc = crc32c(data, bytes, crc);
       out.write(data, bytes);
     });
-    manifest.tensors.push_back(
-        {e.name, e.dtype, e.shape, manifest.files.size(), header.size() + e.offset, e.bytes, crc});
+    manifest.tensors.push_back({file.tensors[i]->name,
+                                e.dtype,
+                                e.shape,
+                                manifest.files.size(),
+                                header.size() + e.offset,
+                                e.bytes,
+                                crc,
+                                file.tensors[i]->place});
   }
   out.finish();
   manifest.files.push_back({file.name, out.bytes(), out.crc()});

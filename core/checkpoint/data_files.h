@@ -47,6 +47,9 @@ class Staging {
   Buffer buffer_;
 };
 
+/// The name in the data file: that of the tensor, followed for a piece by its place, as in "model.w[0:4,2:7]".
+std::string stored_name(const StateTensor& tensor);
+
 /// Writes one safetensors file and its lines of the manifest.
 void write_data_file(const std::filesystem::path& folder,
                      const PlannedFile& file,

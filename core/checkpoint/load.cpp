@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "core/base/crc32c.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/data_files.h"
-#include "core/checkpoint/durable_file.h"
 #include "core/checkpoint/manifest.h"
 
 namespace moesaic {
@@ -27,46 +28,37 @@ std::string kind(DType dtype, const Shape& shape) {
 // Everything in which the checkpoint and the run's tensors differ.
 std::vector<std::string> differences(const Manifest& manifest, const Wanted& wanted, bool strict) {
   std::vector<std::string> problems;
-  std::set<std::string_view> found;
+  std::set<std::string_view> found;  // or reported
   for (const auto& t : manifest.tensors) {
     const auto w = wanted.find(t.name);
     if (w == wanted.end()) {
-      if (strict)
+      if (strict && found.insert(t.name).second)
         problems.push_back(fmt::format(
-            "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.shape)));
+            "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.whole())));
       continue;
     }
-    found.insert(t.name);
-    const auto& view = w->second->view;
-    if (w->second->dtype() != t.dtype || view.shape() != t.shape) {
+    const Shape& whole = w->second->whole();
+    if (!found.insert(t.name).second) continue;  // another piece of it
+    if (w->second->dtype() != t.dtype || whole != t.whole()) {
       problems.push_back(fmt::format("different: '{}' is {}, expected {}",
                                      t.name,
-                                     kind(t.dtype, t.shape),
-                                     kind(w->second->dtype(), view.shape())));
+                                     kind(t.dtype, t.whole()),
+                                     kind(w->second->dtype(), whole)));
     }
   }
   for (const auto& [tensor, w] : wanted) {
     if (!found.contains(tensor))
       problems.push_back(
-          fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->view.shape())));
+          fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->whole())));
   }
   return problems;
 }
 
-void require_same(const fs::path& checkpoint,
-                  const Manifest& manifest,
-                  const Wanted& wanted,
-                  bool strict) {
-  const auto problems = differences(manifest, wanted, strict);
-  if (problems.empty()) return;
-  std::string text = fmt::format("{}: does not fit the configuration of this run, {} tensor(s):",
-                                 checkpoint.string(),
-                                 problems.size());
-  for (std::size_t i = 0; i < std::min(problems.size(), kMaxProblems); ++i)
-    text += "\n  " + problems[i];
-  if (problems.size() > kMaxProblems)
-    text += fmt::format("\n  and {} more", problems.size() - kMaxProblems);
-  throw InputError(text);
+Wanted by_name(std::span<const StateTensor> tensors) {
+  Wanted wanted;
+  for (const auto& t : tensors)
+    MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
+  return wanted;
 }
 
 // The tensors of one file, by their place.
@@ -111,34 +103,92 @@ void check_bytes(const MappedFile& mapped,
                                where));
 }
 
+// Tensors whose pieces in the files are not those that are wanted. Their files stay mapped until all were checked.
+class Assembly {
+ public:
+  void keep(const StateTensor& wanted,
+            const ManifestTensor& piece,
+            const std::shared_ptr<const MappedFile>& file) {
+    pieces_[&wanted].push_back({&piece, file});
+  }
+
+  void write_all(Staging& staging) const {
+    std::vector<std::byte> memory;
+    for (const auto& [wanted, pieces] : pieces_) {
+      const Box box = box_of(*wanted);
+      const std::size_t element = byte_size(wanted->dtype());
+      memory.resize(std::max<std::size_t>(wanted->bytes(), 1));
+      for (const auto& [piece, file] : pieces) {
+        if (const auto part = intersection(box, piece->box()))
+          copy_box(memory.data(), box, file->data() + piece->offset, piece->box(), *part, element);
+      }
+      staging.write(*wanted, memory.data());
+    }
+  }
+
+  static Box box_of(const StateTensor& t) {
+    return t.place ? Box{t.place->begin, t.view.shape()} : whole_box(t.view.shape());
+  }
+
+ private:
+  struct Piece {
+    const ManifestTensor* entry;
+    std::shared_ptr<const MappedFile> file;
+  };
+  std::map<const StateTensor*, std::vector<Piece>> pieces_;
+};
+
 }  // namespace
+
+std::vector<std::string> checkpoint_differences(const fs::path& checkpoint,
+                                                std::span<const StateTensor> tensors,
+                                                bool strict) {
+  return differences(read_manifest(checkpoint), by_name(tensors), strict);
+}
+
+std::string misfit_text(const fs::path& checkpoint, const std::vector<std::string>& differences) {
+  std::string text = fmt::format("{}: does not fit the configuration of this run, {} tensor(s):",
+                                 checkpoint.string(),
+                                 differences.size());
+  for (std::size_t i = 0; i < std::min(differences.size(), kMaxProblems); ++i)
+    text += "\n  " + differences[i];
+  if (differences.size() > kMaxProblems)
+    text += fmt::format("\n  and {} more", differences.size() - kMaxProblems);
+  return text;
+}
 
 StateValues load_checkpoint(const fs::path& checkpoint,
                             std::span<const StateTensor> tensors,
                             bool strict,
                             Stream& stream) {
   const Manifest manifest = read_manifest(checkpoint);
-  Wanted wanted;
+  const Wanted wanted = by_name(tensors);
   std::size_t largest = 0;
-  for (const auto& t : tensors) {
-    MOESAIC_CHECK(wanted.emplace(t.name, &t).second, "two tensors named " + t.name);
+  for (const auto& t : tensors)
     largest = std::max(largest, t.bytes());
-  }
-  require_same(checkpoint, manifest, wanted, strict);
+  if (const auto problems = differences(manifest, wanted, strict); !problems.empty())
+    throw InputError(misfit_text(checkpoint, problems));
   Staging staging(stream, std::min(largest, kStagingBytes));
+  Assembly assembly;
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     const auto in_file = tensors_of(manifest, i);
     const bool needed = std::any_of(
         in_file.begin(), in_file.end(), [&](const auto* t) { return wanted.contains(t->name); });
     if (!needed && !strict) continue;
     const fs::path path = checkpoint / manifest.files[i].name;
-    const MappedFile mapped(path, MappedFile::Links::refuse);
-    check_bytes(mapped, path, manifest.files[i], in_file);
+    const auto mapped = std::make_shared<const MappedFile>(path, MappedFile::Links::refuse);
+    check_bytes(*mapped, path, manifest.files[i], in_file);
     for (const auto* t : in_file) {
-      if (const auto w = wanted.find(t->name); w != wanted.end())
-        staging.write(*w->second, mapped.data() + t->offset);
+      const auto w = wanted.find(t->name);
+      if (w == wanted.end()) continue;
+      if (t->box() == Assembly::box_of(*w->second)) {
+        staging.write(*w->second, mapped->data() + t->offset);
+      } else if (intersection(t->box(), Assembly::box_of(*w->second))) {
+        assembly.keep(*w->second, *t, mapped);
+      }
     }
   }
+  assembly.write_all(staging);
   return manifest.values;
 }
 

@@ -10,7 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/crc32c.h"
-#include "core/checkpoint/durable_file.h"
+#include "core/base/durable_file.h"
+#include "core/base/json_text.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {
@@ -48,15 +49,27 @@ ordered_json values_to_json(const StateValues& values) {
   return {{"integers", values.integers}, {"reals", reals}, {"texts", values.texts}};
 }
 
+std::vector<std::int64_t> extents(const Shape& shape) {
+  return {shape.dim.begin(), shape.dim.begin() + shape.rank};
+}
+
 ordered_json tensor_to_json(const ManifestTensor& t, const Manifest& manifest) {
-  const std::vector<std::int64_t> shape(t.shape.dim.begin(), t.shape.dim.begin() + t.shape.rank);
-  return {{"name", t.name},
-          {"dtype", safetensors::stored_name(t.dtype)},
-          {"shape", shape},
-          {"file", manifest.files.at(t.file).name},
-          {"offset", t.offset},
-          {"bytes", t.bytes},
-          {"crc32c", hex(t.crc)}};
+  ordered_json entry{
+      {"name", t.name}, {"dtype", safetensors::stored_name(t.dtype)}, {"shape", extents(t.shape)}};
+  if (t.place) {
+    entry["whole"] = extents(t.place->whole);
+    entry["begin"] = extents(t.place->begin);
+  }
+  entry["file"] = manifest.files.at(t.file).name;
+  entry["offset"] = t.offset;
+  entry["bytes"] = t.bytes;
+  entry["crc32c"] = hex(t.crc);
+  return entry;
+}
+
+bool has_pieces(const Manifest& manifest) {
+  return std::any_of(
+      manifest.tensors.begin(), manifest.tensors.end(), [](const auto& t) { return t.place; });
 }
 
 // One object a line: the file stays readable and diffable.
@@ -79,6 +92,7 @@ class Reader {
   }
 
   json parse(std::string_view text) const {
+    if (const auto at = zero_byte_in(text)) fail(fmt::format("not JSON: a zero byte at {}", *at));
     std::vector<std::set<std::string>> keys;  // of the open objects, by depth
     const auto on_event = [&](int depth, json::parse_event_t event, json& value) {
       const auto level = static_cast<std::size_t>(depth);
@@ -204,6 +218,7 @@ class Reader {
     if (found == files.end())
       fail(fmt::format("{} lies in a file that is not in the table of files", where));
     t.file = found->second;
+    t.place = place(entry, t.shape, where);
     return t;
   }
 
@@ -214,6 +229,27 @@ class Reader {
     if (v == "inf") return std::numeric_limits<double>::infinity();
     if (v == "-inf") return -std::numeric_limits<double>::infinity();
     fail(fmt::format("value '{}' is not a number", name));
+  }
+  std::optional<StateTensor::Place> place(const json& entry,
+                                          const Shape& piece,
+                                          const std::string& where) const {
+    if (!entry.contains("whole") && !entry.contains("begin")) return std::nullopt;
+    StateTensor::Place p{shape(list(entry, "whole", where), where),
+                         shape(list(entry, "begin", where), where)};
+    const Box box{p.begin, piece};
+    std::uint64_t elements = 1;
+    for (int i = 0; i < p.whole.rank; ++i) {
+      if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(p.whole[i]), &elements) ||
+          elements > (std::uint64_t{1} << 60))
+        fail(where + ": the shape overflows");
+    }
+    if (p.begin.rank != piece.rank || !is_inside(box, p.whole))
+      fail(fmt::format("{}: a piece of shape {} at {} does not lie in the whole, {}",
+                       where,
+                       to_string(piece),
+                       to_string(p.begin),
+                       to_string(p.whole)));
+    return p;
   }
   Shape shape(const json& extents, const std::string& where) const {
     if (extents.size() > Shape::kMaxRank)
@@ -250,9 +286,44 @@ void check_schema(const json& root, const Reader& reader) {
   if (reader.text(root, "format", "the manifest") != kFormat)
     reader.fail("not the manifest of a moesaic checkpoint");
   const auto schema = reader.count(root, "schema", "the manifest");
-  if (schema != kManifestSchema) {
-    reader.fail(fmt::format(
-        "has schema version {}; this program reads version {}", schema, kManifestSchema));
+  if (schema != kManifestSchema && schema != kManifestSchemaOfPieces) {
+    reader.fail(fmt::format("has schema version {}; this program reads versions {} and {}",
+                            schema,
+                            kManifestSchema,
+                            kManifestSchemaOfPieces));
+  }
+}
+
+// The pieces of each tensor must be of one kind, must not overlap and must fill it.
+void check_pieces(const Manifest& manifest, const Reader& reader) {
+  std::map<std::string_view, std::vector<const ManifestTensor*>> by_name;
+  for (const auto& t : manifest.tensors)
+    by_name[t.name].push_back(&t);
+  for (const auto& [name, pieces] : by_name) {
+    const ManifestTensor& first = *pieces.front();
+    if (!first.place && pieces.size() == 1) continue;
+    const std::string where = fmt::format("tensor '{}'", name.substr(0, 200));
+    if (pieces.size() > kMaxPieces)
+      reader.fail(
+          fmt::format("{} lies in {} pieces, at most {}", where, pieces.size(), kMaxPieces));
+    std::int64_t elements = 0;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const ManifestTensor& piece = *pieces[i];
+      if (!piece.place) reader.fail(where + " is listed twice");
+      if (piece.dtype != first.dtype || piece.place->whole != first.place->whole)
+        reader.fail(where + ": its pieces belong to different tensors");
+      for (std::size_t j = 0; j < i; ++j) {
+        if (intersection(piece.box(), pieces[j]->box()))
+          reader.fail(fmt::format("{}: the pieces {} and {} overlap",
+                                  where,
+                                  to_string(pieces[j]->box()),
+                                  to_string(piece.box())));
+      }
+      elements += piece.shape.numel();
+    }
+    if (elements != first.place->whole.numel())
+      reader.fail(fmt::format(
+          "{}: its pieces hold {} of {} elements", where, elements, first.place->whole.numel()));
   }
 }
 
@@ -284,7 +355,7 @@ std::string manifest_text(const Manifest& manifest) {
   try {
     std::string text = fmt::format("{{\"format\": \"{}\",\n\"schema\": {},\n\"step\": {}",
                                    kFormat,
-                                   kManifestSchema,
+                                   has_pieces(manifest) ? kManifestSchemaOfPieces : kManifestSchema,
                                    manifest.step);
     text += ",\n\"values\": " + values_to_json(manifest.values).dump();
     text += ",\n\"config\": " + ordered_json(manifest.config).dump();
@@ -316,13 +387,11 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     if (!files.emplace(name, files.size()).second)
       reader.fail(fmt::format("file '{}' is listed twice", name));
   }
-  std::set<std::string> names;
-  for (const auto& entry : reader.list(root, "tensors", "the manifest")) {
+  for (const auto& entry : reader.list(root, "tensors", "the manifest"))
     manifest.tensors.push_back(reader.tensor_entry(entry, files));
-    const auto& name = manifest.tensors.back().name;
-    if (!names.insert(name).second)
-      reader.fail(fmt::format("tensor '{}' is listed twice", name.substr(0, 200)));
-  }
+  if (has_pieces(manifest) && root["schema"] == kManifestSchema)
+    reader.fail("has tensors in pieces, which schema version 1 does not know");
+  check_pieces(manifest, reader);
   check_places(manifest, reader);
   return manifest;
 }

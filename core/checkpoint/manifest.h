@@ -1,17 +1,21 @@
 #pragma once
-// manifest.json of a checkpoint (docs/checkpoint_format.md); used by the files of this folder and
+// manifest.json of a checkpoint (docs/checkpoint_format.md); used by the files of this folder, the tools and
 // their tests.
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/checkpoint/boxes.h"
 #include "core/checkpoint/checkpoint.h"
 
 namespace moesaic {
 
 constexpr std::int64_t kManifestSchema = 1;
+constexpr std::int64_t kManifestSchemaOfPieces = 2;  // some tensors lie in pieces
+constexpr std::size_t kMaxPieces = 4096;             // of one tensor
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 30;
 constexpr const char* kManifestName = "manifest.json";
 
@@ -29,6 +33,11 @@ struct ManifestTensor {
   std::uint64_t offset = 0;  ///< from the start of the file
   std::uint64_t bytes = 0;
   std::uint32_t crc = 0;
+  /// A piece of a tensor: its shape, and where this piece of `shape` begins in it. Other entries hold the other pieces.
+  std::optional<StateTensor::Place> place = {};
+
+  Shape whole() const { return place ? place->whole : shape; }
+  Box box() const { return place ? Box{place->begin, shape} : whole_box(shape); }
 };
 
 struct Manifest {

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "core/checkpoint/durable_file.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
+
 namespace moesaic::safetensors {
 namespace {
 
@@ -203,9 +205,9 @@ void check_coverage(const Header& header, std::uint64_t data_bytes, const std::s
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file) {
   Header header;
   HeaderReader reader(header, file);
-  // The parser takes a zero byte for the end of its input; what stands behind it would not be read.
-  if (const auto at = text.find('\0'); at != std::string_view::npos) {
-    throw InputError(fmt::format("{}: zero byte inside the header (file offset {})", file, at + 8));
+  if (const auto at = zero_byte_in(text)) {
+    throw InputError(
+        fmt::format("{}: zero byte inside the header (file offset {})", file, *at + 8));
   }
   if (text.empty() || text.front() != '{')
     throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));

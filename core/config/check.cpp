@@ -126,6 +126,10 @@ class Checker {
     if (full_attention_layers() == 0)
       add({"model.indexer", "model.linear_attn_config"},
           "there is no full-attention layer that could use it; remove the group");
+    if (model_.indexer->key_sums == KeySumsChoice::float_atomics && config_.run.deterministic)
+      add({"model.indexer.key_sums", "run.deterministic"},
+          "float_atomics adds in any order, so that two runs differ; allowed: integer, or "
+          "run.deterministic: false");
     const std::int64_t rope = model_.index_rope_dim();
     const std::int64_t width = model_.indexer->index_head_dim;
     const std::string key = "model.indexer.index_rope_head_dim";
@@ -275,6 +279,13 @@ class Checker {
               "found {}; data.format bytes_text has 256 different tokens; allowed: at least 256",
               model_.vocab_size));
     }
+    if (config_.data.end_of_text && *config_.data.end_of_text >= model_.vocab_size) {
+      add({"data.end_of_text", "model.vocab_size"},
+          fmt::format("found {}; allowed: below model.vocab_size ({})",
+                      *config_.data.end_of_text,
+                      model_.vocab_size));
+    }
+    weights();
     if (config_.data.sequence_length > model_.max_position_embeddings) {
       add({"data.sequence_length", "model.max_position_embeddings"},
           fmt::format("found {}; allowed: at most model.max_position_embeddings ({})",
@@ -287,16 +298,51 @@ class Checker {
     }
   }
 
+  /// A blend has a weight for every entry; held-out data has none.
+  void weights() {
+    const auto& train = config_.data.train;
+    const auto has_weight = [](const DataFileConfig& file) { return file.weight.has_value(); };
+    const bool blend = std::any_of(train.begin(), train.end(), has_weight);
+    for (std::size_t i = 0; blend && i < train.size(); ++i) {
+      if (!train[i].weight)
+        add({fmt::format("data.train[{}]", i), "data.train"},
+            fmt::format(
+                "has no weight, but others have; give every entry one: {{path: {}, weight: 1}}",
+                train[i].path));
+    }
+    for (std::size_t i = 0; i < config_.data.valid.size(); ++i) {
+      if (config_.data.valid[i].weight)
+        add({fmt::format("data.valid[{}].weight", i), "data.valid"},
+            "held-out data is not drawn by weight; remove it");
+    }
+  }
+
+  /// A number that derive_steps() could not find is 0 here, and has been complained about.
   void batch() {
-    const std::int64_t unit = config_.train.micro_batch_size * config_.parallel.dp.value_or(1);
-    const std::int64_t batch = config_.train.global_batch_size;
+    batch("train.", config_.train.global_batch_size, config_.train.micro_batch_size);
+    for (std::size_t i = 0; i < config_.train.phases.size(); ++i) {
+      const PhaseConfig& phase = config_.train.phases[i];
+      if (!phase.global_batch_size && !phase.micro_batch_size &&
+          !(phase.sequence_length && config_.train.global_batch_tokens))
+        continue;
+      const std::int64_t length = phase.sequence_length.value_or(config_.data.sequence_length);
+      batch(fmt::format("train.phases[{}].", i),
+            config_.train.global_batch_tokens
+                ? *config_.train.global_batch_tokens / std::max<std::int64_t>(1, length)
+                : phase.global_batch_size.value_or(config_.train.global_batch_size),
+            phase.micro_batch_size.value_or(config_.train.micro_batch_size));
+    }
+  }
+
+  void batch(const std::string& section, std::int64_t batch, std::int64_t micro) {
+    const std::int64_t unit = micro * config_.parallel.dp.value_or(1);
     if (unit < 1 || batch % unit == 0) return;
     const std::int64_t below = batch / unit * unit;
     const std::string near =
         below > 0 ? fmt::format("{}, {}", below, below + unit) : fmt::format("{}", below + unit);
     const std::string by =
         config_.parallel.dp ? "micro_batch_size * parallel.dp" : "micro_batch_size";
-    add({"train.global_batch_size", "train.micro_batch_size", "parallel.dp"},
+    add({section + "global_batch_size", section + "micro_batch_size", "parallel.dp"},
         fmt::format("{} is not divisible by {} ({}). Nearest valid: {}", batch, by, unit, near));
   }
 
@@ -306,6 +352,7 @@ class Checker {
     for (std::size_t i = 0; i < phases.size(); ++i) {
       const std::string key = fmt::format("train.phases[{}]", i);
       const PhaseConfig& phase = phases[i];
+      if (phase.until < 1) return;
       if (phase.until <= before)
         add({key + ".until", "train.phases"},
             fmt::format("found {}; phases end one after the other; allowed: more than {}",
@@ -343,7 +390,7 @@ class Checker {
         add({key + (phase.lr_min ? ".lr_min" : ".lr"), "optimizer.lr", "optimizer.lr_min"},
             "lr_min is above lr in this phase");
     }
-    if (!phases.empty() && before != config_.train.steps) {
+    if (!phases.empty() && config_.train.steps > 0 && before != config_.train.steps) {
       add({fmt::format("train.phases[{}].until", phases.size() - 1), "train.steps", "train.phases"},
           fmt::format("found {}; the last phase ends with the run; allowed: train.steps ({})",
                       before,
@@ -353,7 +400,7 @@ class Checker {
 
   void optimizer() {
     const OptimizerConfig& optimizer = config_.optimizer;
-    const std::int64_t steps = config_.train.steps;
+    const std::int64_t steps = config_.train.steps > 0 ? config_.train.steps : INT64_MAX;
     if (optimizer.lr_min > optimizer.lr)
       add({"optimizer.lr_min", "optimizer.lr"},
           fmt::format("found {}; allowed: at most lr ({})", optimizer.lr_min, optimizer.lr));

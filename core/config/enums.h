@@ -56,9 +56,28 @@ constexpr std::array<std::string_view, 1> names_of(RopeScalingType) {
   return {"yarn"};
 }
 
-enum class DataFormat { bytes_text };
-constexpr std::array<std::string_view, 1> names_of(DataFormat) {
-  return {"bytes_text"};
+/// How data files are read; automatic = by extension and first bytes.
+enum class DataFormat { automatic, bytes_text, megatron, llmc, nanogpt, chat_jsonl };
+constexpr std::array<std::string_view, 6> names_of(DataFormat) {
+  return {"auto", "bytes_text", "megatron", "llmc", "nanogpt", "chat_jsonl"};
+}
+
+/// Type of the tokens in files without a header.
+enum class TokenDtype { u16, u32 };
+constexpr std::array<std::string_view, 2> names_of(TokenDtype) {
+  return {"u16", "u32"};
+}
+
+/// How attention over selected keys is computed.
+enum class AttentionForm { automatic, masked, gather };
+constexpr std::array<std::string_view, 3> names_of(AttentionForm) {
+  return {"auto", "masked", "gather"};
+}
+
+/// How many queries' contributions to a key's gradient are added.
+enum class KeySumsChoice { integer, float_atomics };
+constexpr std::array<std::string_view, 2> names_of(KeySumsChoice) {
+  return {"integer", "float_atomics"};
 }
 
 enum class SparseStage { warmup, sparse };
@@ -120,6 +139,11 @@ constexpr std::array<std::string_view, 2> names_of(Hierarchy) {
 enum class DispatchDtype { activation, fp8 };
 constexpr std::array<std::string_view, 2> names_of(DispatchDtype) {
   return {"activation", "fp8"};
+}
+
+enum class OnSaveError { stop, go_on };
+constexpr std::array<std::string_view, 2> names_of(OnSaveError) {
+  return {"stop", "continue"};
 }
 
 enum class ReductionOrder { ordered, library };

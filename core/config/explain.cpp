@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/config/fields.h"
+#include "core/config/on_resume.h"
 #include "core/config/schema.h"
 #include "core/config/suggest.h"
 
@@ -112,6 +113,8 @@ std::string explain_field(const Found& found) {
   text += fmt::format("\n  allowed: {}\n", allowed_text(field));
   text += fmt::format("  default: {}\n", default_text(*found.section, field));
   text += fmt::format("  example: {}={}\n", found.key, example_of(found));
+  if (const std::string resume = resume_text(found.key); !resume.empty())
+    text += fmt::format("  on resume: {}\n", resume);
   if (!field.other_names.empty())
     text += fmt::format("  known elsewhere as: {}\n", fmt::join(field.other_names, ", "));
   if (!field.missing_feature.empty())

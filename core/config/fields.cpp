@@ -37,6 +37,21 @@ std::string number_words(const Field& field) {
   }
 }
 
+/// A group with a shorthand: the keys that differ from their defaults.
+std::string group_text(const Section& group, void* values) {
+  std::vector<std::string> keys;
+  std::string text;
+  for (const Field& field : group.fields) {
+    const std::string value = value_text(field, field.type, field.address(values));
+    const bool is_short = field.key == group.shorthand;
+    if (!is_short && value == value_text(field, field.type, field.address(group.defaults.get())))
+      continue;
+    if (is_short) text = value;
+    keys.push_back(field.key + ": " + value);
+  }
+  return keys.size() == 1 && !text.empty() ? text : fmt::format("{{ {} }}", fmt::join(keys, ", "));
+}
+
 }  // namespace
 
 const Field* Section::find(std::string_view key) const {
@@ -83,8 +98,15 @@ std::string allowed_text(const Field& field, const Type& type) {
       return field.accepts_one ? fmt::format("{}, or a list of such", item)
                                : fmt::format("a list; each item: {}", item);
     }
-    case Kind::group:
-      return "a group of keys";
+    case Kind::group: {
+      if (type.group->shorthand.empty()) return "a group of keys";
+      std::vector<std::string> keys;
+      for (const Field& member : type.group->fields)
+        keys.push_back(member.key);
+      return fmt::format("{} or a group of the keys {}",
+                         allowed_text(*type.group->find(type.group->shorthand)),
+                         fmt::join(keys, ", "));
+    }
   }
   return "";
 }
@@ -153,7 +175,7 @@ std::string value_text(const Field& field, const Type& type, const void* value) 
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
     case Kind::group:
-      return "{…}";
+      return type.group->shorthand.empty() ? "{…}" : group_text(*type.group, p);
   }
   return "";
 }

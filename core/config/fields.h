@@ -61,6 +61,7 @@ struct Field {
   double maximum = std::numeric_limits<double>::infinity();
   bool minimum_excluded = false;
   bool maximum_excluded = false;
+  bool accepts_null = false;    ///< `null` stands for an absent key
   bool accepts_one = false;     ///< list: a single item may stand without brackets
   bool is_printed = true;       ///< part of the effective configuration
   std::string missing_feature;  ///< not empty: only the default is accepted yet
@@ -76,6 +77,7 @@ struct Field {
   Field& below(double x) { return maximum = x, maximum_excluded = true, *this; }
   Field& between(double low, double high) { return at_least(low).at_most(high); }
   Field& one_or_list() { return accepts_one = true, *this; }
+  Field& or_null() { return accepts_null = true, *this; }
   Field& not_printed() { return is_printed = false, *this; }
   Field& only_default(std::string feature) { return missing_feature = std::move(feature), *this; }
   Field& example(std::string text) { return example_text = std::move(text), *this; }
@@ -87,6 +89,8 @@ struct Field {
 struct Section {
   std::deque<Field> fields;
   std::shared_ptr<void> defaults;
+  /// Not empty: a single value stands for a group with this key alone, and groups are printed on one line.
+  std::string shorthand;
 
   const Field* find(std::string_view key) const;
 };
@@ -190,6 +194,9 @@ class Fields {
     return field;
   }
 
+  /// A single value in place of the group is the value of this key.
+  void shorthand(std::string key) { section_.shorthand = std::move(key); }
+
  private:
   Section& section_;
 };
@@ -218,7 +225,7 @@ void walk(const Section& section,
 /// What a value must be, in words: "an integer, at least 1", "one of: silu, situ".
 std::string allowed_text(const Field& field, const Type& type);
 inline std::string allowed_text(const Field& field) {
-  return allowed_text(field, field.type);
+  return allowed_text(field, field.type) + (field.accepts_null ? ", or null" : "");
 }
 
 /// Empty if `value` is inside the field's range.

@@ -12,6 +12,7 @@
 #include "core/config/fields.h"
 #include "core/config/node.h"
 #include "core/config/overrides.h"
+#include "core/config/phase_extent.h"
 #include "core/config/reader.h"
 
 namespace moesaic::config {
@@ -132,10 +133,13 @@ bool rests_on(const Finding& finding, const std::vector<Problem>& problems) {
   });
 }
 
-void cross_check(const LoadedConfig& loaded, std::vector<Problem>& problems) {
+void cross_check(LoadedConfig& loaded, std::vector<Problem>& problems) {
   if (problems.size() > kManyProblems) return;  // not a configuration; rules would cost time only
   std::vector<Problem> more;
-  for (const Finding& finding : findings(loaded.config)) {
+  std::vector<Finding> all = derive_steps(loaded.config, loaded.derived);
+  for (Finding& finding : findings(loaded.config))
+    all.push_back(std::move(finding));
+  for (const Finding& finding : all) {
     if (!rests_on(finding, problems)) more.push_back(place(loaded.path, loaded.origins, finding));
   }
   problems.insert(problems.end(), more.begin(), more.end());

@@ -1,4 +1,5 @@
 #pragma once
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@ struct LoadedConfig {
   std::string path;                ///< of the main file, as given
   std::vector<std::string> files;  ///< all files read, bases first
   Origins origins;
+  std::set<std::string> derived;  ///< keys that were computed from others (phase_extent.h)
 
   /// Origin of a full key; that of a key which nothing sets is the default.
   Origin origin(const std::string& key) const;

@@ -107,6 +107,21 @@ void IndexerConfig::describe(Fields<IndexerConfig>& f) {
     &S::kl_weight,
     "Weight of the indexer's objective KL(attention || softmax of index scores), mean over tokens.")
       .at_least(0);
+  f("attention_form",
+    &S::attention_form,
+    "How attention over the selected keys is computed; results differ by rounding. masked: all "
+    "keys "
+    "and values of every head, with a mask. gather: the selected rows of the latent alone. auto: "
+    "gather in sequences of more than gather_beyond tokens.");
+  f("gather_beyond",
+    &S::gather_beyond,
+    "Tokens of a sequence beyond which attention_form: auto gathers.")
+      .at_least(0);
+  f("key_sums",
+    &S::key_sums,
+    "How gather's backward adds up the gradients of keys. integer: as scaled 64-bit integers, the "
+    "same bits in every run. float_atomics: on a GPU, in any order; needs run.deterministic: "
+    "false.");
 }
 
 void BalanceConfig::describe(Fields<BalanceConfig>& f) {

@@ -49,6 +49,9 @@ struct IndexerConfig {
       index_rope_head_dim;  ///< empty = qk_rope_head_dim, or 0 with mla_use_nope
   double index_norm_eps = 1e-6;
   double kl_weight = 1.0;
+  AttentionForm attention_form = AttentionForm::automatic;
+  std::int64_t gather_beyond = 65536;
+  KeySumsChoice key_sums = KeySumsChoice::integer;
   static void describe(Fields<IndexerConfig>& f);
 };
 

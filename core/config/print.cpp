@@ -34,7 +34,8 @@ class Printer {
       text_ +=
           fmt::format("{}{:>{}}{}:\n", top && !text_.empty() ? "\n" : "", "", indent, field.key);
       section(*type->group, full, value, indent + 2);
-    } else if (type->kind == Kind::list && type->section() && type->size(value) > 0) {
+    } else if (type->kind == Kind::list && type->section() && type->section()->shorthand.empty() &&
+               type->size(value) > 0) {
       line(indent, field.key + ":", full);
       groups(*type, full, value, indent + 2);
     } else {
@@ -54,7 +55,11 @@ class Printer {
     for (char& c : origin) {
       if (static_cast<unsigned char>(c) < 0x20) c = '?';
     }
-    text_ += fmt::format("{}  # {}\n", fmt::format("{:>{}}{}", "", indent, content), origin);
+    // What follows from other keys is shown, but not set again when the text is loaded.
+    const bool derived = loaded_.derived.count(full) != 0;
+    text_ += fmt::format("{}  # {}\n",
+                         fmt::format("{:>{}}{}{}", "", indent, derived ? "# " : "", content),
+                         derived ? "follows from other keys" : origin);
   }
   /// A list of which an argument set a single item names that argument.
   Origin origin_of(const std::string& full) const {

@@ -124,6 +124,7 @@ void Reader::missing_keys(const Section& section,
 
 void Reader::entry(const Field& field, const Node& node, const std::string& path, void* out) {
   remember(node, path);
+  if (node.kind == Node::Kind::null && field.accepts_null) return;
   void* member = field.address(out);
   const std::size_t before = problems_.size();
   value(field, field.type, node, path, member);
@@ -149,6 +150,10 @@ void Reader::value(
     const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   switch (type.kind) {
     case Kind::group:
+      if (node.kind == Node::Kind::scalar && !type.group->shorthand.empty()) {
+        const Field& member = *type.group->find(type.group->shorthand);
+        return value(member, member.type, node, path, member.address(out));
+      }
       return section(*type.group, node, path, out);
     case Kind::list:
       return list(field, type, node, path, out);
@@ -169,7 +174,8 @@ void Reader::value(
 void Reader::list(
     const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
   type.clear(out);
-  if (node.kind == Node::Kind::scalar && field.accepts_one) {
+  if (field.accepts_one && (node.kind == Node::Kind::scalar ||
+                            (node.kind == Node::Kind::map && type.section() != nullptr))) {
     return value(field, *type.item, node, path, type.append(out));
   }
   if (node.kind != Node::Kind::list) return wrong(field, type, node, path, "");

@@ -58,8 +58,12 @@ Json type_schema(const Field& field, const Type& type) {
       if (!field.accepts_one) return list;
       return {{"anyOf", Json::array({type_schema(field, *type.item), list})}};
     }
-    case Kind::group:
-      return section_schema(*type.group);
+    case Kind::group: {
+      if (type.group->shorthand.empty()) return section_schema(*type.group);
+      const Field& member = *type.group->find(type.group->shorthand);
+      return {
+          {"anyOf", Json::array({type_schema(member, member.type), section_schema(*type.group)})}};
+    }
   }
   return {};
 }
@@ -98,7 +102,10 @@ Json field_schema(const Section& section, const Field& field) {
   json["description"] =
       field.doc + (field.is_required ? " Required." : "") +
       (field.missing_feature.empty() ? "" : " Only the default is available in this version.");
-  json.update(type_schema(field, field.type));
+  json.update(
+      field.accepts_null
+          ? Json{{"anyOf", Json::array({type_schema(field, field.type), Json{{"type", "null"}}})}}
+          : type_schema(field, field.type));
   add_default(section, field, json);
   return json;
 }

@@ -114,9 +114,24 @@ void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
     &S::keep_every,
     "Checkpoints at multiples of so many steps are never deleted; 0 = no such rule.")
       .between(0, kMaxCount);
-  f("async", &S::async, "Training goes on while a checkpoint is written.")
-      .only_default("writing checkpoints in the background");
+  f("async",
+    &S::async,
+    "Training goes on while a checkpoint is written, from a copy of the state in rank 0's host "
+    "memory. The files are the same either way.");
+  f("on_error",
+    &S::on_error,
+    "A checkpoint that cannot be written (disk full or broken): stop = the run ends with exit code "
+    "4; continue = it says so and goes on with the checkpoints that it has. The last save of a run "
+    "always has to succeed.");
   f("save_at_end", &S::save_at_end, "A checkpoint after the last step.");
+  f("load_weights",
+    &S::load_weights,
+    "A new run starts from the weights of this checkpoint: PATH of a run or of one of its step-… "
+    "folders, or PATH@STEP. Nothing else is taken from there: step, data and optimizer start anew. "
+    "A run that continues from a checkpoint of its own takes no notice; null = initial weights "
+    "from run.seed.")
+      .in(Unit::path)
+      .example("runs/pretrained@20000");
 }
 
 void CommConfig::describe(Fields<CommConfig>& f) {
@@ -145,7 +160,35 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("interval", &S::interval, "Steps between log lines.")
       .between(1, kMaxCount)
       .also({"log_interval"});
+  f("detail_every",
+    &S::detail_every,
+    "Steps between the lines `moe` (load of the experts, bias of the routers) and `mem`; 0 = "
+    "never.")
+      .between(0, kMaxCount);
+  f("expert_every",
+    &S::expert_every,
+    "Steps between records of the tokens of every expert of every layer, in metrics.jsonl and for "
+    "TensorBoard (histograms and a heat map); 0 = never. A record takes about 6 bytes per expert "
+    "and layer.")
+      .between(0, kMaxCount);
+  f("peak_tflops",
+    &S::peak_tflops,
+    "Dense peak of a GPU (or of a rank on a CPU) in TFLOP/s, against which the utilisation (MFU) "
+    "is "
+    "counted; null = no MFU.")
+      .above(0)
+      .example("989");
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");
+  f("tensorboard",
+    &S::tensorboard,
+    "Write event files for TensorBoard to tensorboard/ in the run's folder.");
+  f("prometheus",
+    &S::prometheus,
+    "Text file for Prometheus, rewritten as the run goes on: true = metrics.prom in the run's "
+    "folder, or a path that ends in .prom, or a folder (of node_exporter's textfile collector), "
+    "where the file takes its name from the run's folder; null or false = none.")
+      .in(Unit::path)
+      .example("/var/lib/node_exporter/textfile");
   f("trace_steps",
     &S::trace_steps,
     "Steps whose ops are written with their times to trace/step-N.rankR.json in the run's folder, "

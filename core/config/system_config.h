@@ -56,8 +56,10 @@ struct CheckpointConfig {
   std::int64_t every = 0;       ///< steps; 0 = only as save_at_end says
   std::int64_t keep_last = 2;   ///< 0 = keep all
   std::int64_t keep_every = 0;  ///< steps; 0 = none is kept for good
-  bool async = false;
+  bool async = true;
+  OnSaveError on_error = OnSaveError::stop;
   bool save_at_end = true;
+  std::optional<std::string> load_weights;
   static void describe(Fields<CheckpointConfig>& f);
 };
 
@@ -71,7 +73,12 @@ struct CommConfig {
 
 struct LogConfig {
   std::int64_t interval = 1;
+  std::int64_t detail_every = 100;  ///< steps; 0 = never
+  std::int64_t expert_every = 100;  ///< steps; 0 = never
+  std::optional<double> peak_tflops;
   bool metrics = true;
+  bool tensorboard = true;
+  std::optional<std::string> prometheus;
   std::vector<std::int64_t> trace_steps;
   static void describe(Fields<LogConfig>& f);
 };

@@ -6,6 +6,7 @@ namespace moesaic::config {
 namespace {
 
 constexpr double kMaxCount = 1LL << 40;  // steps, sequences
+constexpr double kMaxTokens = 1LL << 60;
 
 }  // namespace
 
@@ -21,8 +22,10 @@ void RunConfig::describe(Fields<RunConfig>& f) {
     &S::precision,
     "Compute type: f64 and f32 use one type throughout, bf16 keeps f32 statistics, gradients and "
     "master weights. auto = f32 on cpu, bf16 on cuda.");
-  f("deterministic", &S::deterministic, "Two runs of one configuration give the same bits.")
-      .only_default("a faster mode without fixed order of sums");
+  f("deterministic",
+    &S::deterministic,
+    "Two runs of one configuration give the same bits. false allows "
+    "model.indexer.key_sums: float_atomics, and changes nothing by itself.");
   f("threads", &S::threads, "CPU threads per rank.").between(1, 256);
   f("max_minutes",
     &S::max_minutes,
@@ -32,21 +35,62 @@ void RunConfig::describe(Fields<RunConfig>& f) {
       .example("230");
 }
 
-void DataConfig::describe(Fields<DataConfig>& f) {
-  using S = DataConfig;
-  f("train", &S::train, "Training data: a file, or a list of files.")
+void DataFileConfig::describe(Fields<DataFileConfig>& f) {
+  using S = DataFileConfig;
+  f.shorthand("path");
+  f("path", &S::path, "A file, a Megatron prefix, a folder (all its data files) or a pattern.")
       .required()
       .in(Unit::path)
+      .example("tokens/web");
+  f("weight",
+    &S::weight,
+    "Share of the samples that come from this entry, in any unit. With weights every entry has one "
+    "and is a data set with epochs of its own; without, all entries are one data set.")
+      .above(0)
+      .example("0.3");
+  f("format", &S::format, "How the files of this entry are read.")
+      .default_is("null (data.format)")
+      .example("megatron");
+}
+
+void DataConfig::describe(Fields<DataConfig>& f) {
+  using S = DataConfig;
+  f("train",
+    &S::train,
+    "Training data: a file, a Megatron prefix, a folder (all its data files) or a pattern, or a "
+    "list "
+    "of them; entries {path, weight, format} make a blend.")
+      .required()
       .one_or_list()
       .example("data/tokens/train");
   f("valid", &S::valid, "Held-out data for evaluation; empty = no evaluation.")
-      .in(Unit::path)
       .one_or_list()
       .example("data/tokens/valid");
   f("format",
     &S::format,
     "How the files are read. bytes_text: text files, one token per byte, documents separated by "
-    "a line that holds a form feed and nothing else.");
+    "a line that holds a form feed and nothing else. megatron: PREFIX.bin and PREFIX.idx. llmc: "
+    ".bin files of llm.c. nanogpt: raw tokens without header. chat_jsonl: conversations, a JSON "
+    "record "
+    "per line, loss on the assistant's tokens. auto: by extension and first bytes; "
+    "what has no known extension is bytes_text.");
+  f("tokenizer",
+    &S::tokenizer,
+    "What made the tokens of the data: bytes, a tokenizer.json, a tiktoken rank file, or a folder "
+    "that holds one. "
+    "The run keeps a copy, its checkpoints a hash; generate reads and writes text with it.")
+      .in(Unit::path)
+      .default_is("null (bytes for text files; unknown for token files)")
+      .example("DeepSeek-V3/tokenizer.json");
+  f("token_dtype", &S::token_dtype, "Type of the tokens in nanogpt files.");
+  f("end_of_text",
+    &S::end_of_text,
+    "The token that ends documents in llmc and nanogpt files, which have no table of documents. "
+    "Attention and positions start anew after it.")
+      .between(0, 1 << 30)
+      .default_is(
+          "null (llmc: 50256 for GPT-2, 128000 for Llama 3; nanogpt: a file is one document)")
+      .example("50256");
   f("sequence_length", &S::sequence_length, "Tokens per sequence.")
       .required()
       .between(1, 1 << 30)
@@ -65,12 +109,29 @@ void LrScaleConfig::describe(Fields<LrScaleConfig>& f) {
 void PhaseConfig::describe(Fields<PhaseConfig>& f) {
   using S = PhaseConfig;
   f("until", &S::until, "Step after which the phase ends, counted from the start of the run.")
-      .required()
       .between(1, kMaxCount)
+      .default_is("by until_tokens; in the last phase, the end of the run")
+      .or_null()
       .example("1000");
+  f("until_tokens",
+    &S::until_tokens,
+    "Tokens seen from the start of the run with which the phase ends: after the first step that "
+    "reaches them.")
+      .between(1, kMaxTokens)
+      .example("300e9");
   f("sequence_length", &S::sequence_length, "Tokens per sequence in this phase.")
       .between(1, 1 << 30)
-      .default_is("null (data.sequence_length)");
+      .default_is("null (data.sequence_length)")
+      .example("65536");
+  f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step in this phase.")
+      .between(1, kMaxCount)
+      .default_is("null (train.global_batch_size; with train.global_batch_tokens, their tokens)");
+  f("micro_batch_size",
+    &S::micro_batch_size,
+    "Sequences that pass the model at once on one rank in this phase; long sequences need a small "
+    "one.")
+      .between(1, 1 << 20)
+      .default_is("null (train.micro_batch_size)");
   f("lr_schedule",
     &S::lr_schedule,
     "Learning-rate schedule of this phase; its steps count from the start of the phase.")
@@ -95,14 +156,27 @@ void PhaseConfig::describe(Fields<PhaseConfig>& f) {
 void TrainConfig::describe(Fields<TrainConfig>& f) {
   using S = TrainConfig;
   f("steps", &S::steps, "Optimizer steps of the whole run.")
-      .required()
       .between(1, kMaxCount)
+      .default_is("by train.tokens or the end of the last phase; one of the three is required")
+      .or_null()
       .also({"max_steps", "train_iters", "iters"})
       .example("10_000");
+  f("tokens",
+    &S::tokens,
+    "Tokens of the whole run: it ends after the first step that reaches them.")
+      .between(1, kMaxTokens)
+      .also({"train_tokens", "max_tokens"})
+      .example("15e12");
   f("global_batch_size", &S::global_batch_size, "Sequences per optimizer step, over all ranks.")
-      .required()
       .between(1, kMaxCount)
+      .default_is("train.global_batch_tokens / data.sequence_length; one of the two is required")
+      .or_null()
       .example("256");
+  f("global_batch_tokens",
+    &S::global_batch_tokens,
+    "Tokens per optimizer step, over all ranks, held in every phase whatever its sequence_length.")
+      .between(1, 1LL << 50)
+      .example("4_194_304");
   f("micro_batch_size", &S::micro_batch_size, "Sequences that pass the model at once on one rank.")
       .between(1, 1 << 20);
   f("eval_every", &S::eval_every, "Steps between evaluations on data.valid; 0 = at the end only.")
@@ -173,8 +247,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
   f("ns_steps", &S::ns_steps, "Newton-Schulz iterations of Muon.").between(1, 20);
   f("ns_products",
     &S::ns_products,
-    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 (three "
-    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the type of "
+    "Products of the Newton-Schulz iterations on a GPU: bf16 (about 1 % off, as published), f32 "
+    "(three "
+    "bf16 products each), auto = bf16 where the model computes in bf16. The CPU always uses the "
+    "type of "
     "the master weights.");
   f("qk_clip_tau",
     &S::qk_clip_tau,

@@ -24,10 +24,21 @@ struct RunConfig {
   static void describe(Fields<RunConfig>& f);
 };
 
+/// One entry of data.train or data.valid; a plain path stands for an entry without weight and format.
+struct DataFileConfig {
+  std::string path;
+  std::optional<double> weight;
+  std::optional<DataFormat> format;
+  static void describe(Fields<DataFileConfig>& f);
+};
+
 struct DataConfig {
-  std::vector<std::string> train;
-  std::vector<std::string> valid;
-  DataFormat format = DataFormat::bytes_text;
+  std::vector<DataFileConfig> train;
+  std::vector<DataFileConfig> valid;
+  std::optional<std::string> tokenizer;
+  DataFormat format = DataFormat::automatic;
+  TokenDtype token_dtype = TokenDtype::u16;
+  std::optional<std::int64_t> end_of_text;
   std::int64_t sequence_length = 0;
   static void describe(Fields<DataConfig>& f);
 };
@@ -41,8 +52,11 @@ struct LrScaleConfig {
 
 /// A stretch of the run; empty values are taken from data and optimizer.
 struct PhaseConfig {
-  std::int64_t until = 0;
+  std::int64_t until = 0;  ///< where not set, load_config derives it (phase_extent.h)
+  std::optional<std::int64_t> until_tokens;
   std::optional<std::int64_t> sequence_length;
+  std::optional<std::int64_t> global_batch_size;  ///< sequences
+  std::optional<std::int64_t> micro_batch_size;   ///< sequences
   std::optional<LrSchedule> lr_schedule;
   std::optional<double> lr;
   std::optional<double> lr_min;
@@ -54,11 +68,13 @@ struct PhaseConfig {
 };
 
 struct TrainConfig {
-  std::int64_t steps = 0;
-  std::int64_t global_batch_size = 0;  ///< sequences
-  std::int64_t micro_batch_size = 1;   ///< sequences
-  std::int64_t eval_every = 0;         ///< steps; 0 = at the end only
-  std::int64_t eval_batches = 8;       ///< global batches per evaluation
+  std::int64_t steps = 0;  ///< where not set, load_config derives it (phase_extent.h)
+  std::optional<std::int64_t> tokens;
+  std::int64_t global_batch_size = 0;  ///< sequences; where not set, derived
+  std::optional<std::int64_t> global_batch_tokens;
+  std::int64_t micro_batch_size = 1;  ///< sequences
+  std::int64_t eval_every = 0;        ///< steps; 0 = at the end only
+  std::int64_t eval_batches = 8;      ///< global batches per evaluation
   std::vector<PhaseConfig> phases;
   std::int64_t max_bad_steps = 10;
   std::int64_t head_chunk_rows = 1024;

@@ -14,96 +14,14 @@
 
 namespace moesaic::data {
 
-class DocumentStream {
- public:
-  /// Without a key: file order.
-  DocumentStream(std::shared_ptr<const TokenSource> source,
-                 std::optional<std::uint64_t> key,
-                 std::int64_t sequence_length)
-      : source_(std::move(source)), sequence_length_(sequence_length) {
-    MOESAIC_CHECK(sequence_length >= 1, "sequence length below 1");
-    if (key) order_.emplace(source_->num_documents(), *key);
-    start_.reserve(static_cast<std::size_t>(source_->num_documents()) + 1);
-    start_.push_back(0);
-    for (std::int64_t i = 0; i < source_->num_documents(); ++i) {
-      start_.push_back(start_.back() + source_->document_length(document(i)));
-    }
-    if (num_windows() < 1) {
-      throw InputError(
-          fmt::format("{}: {} tokens in {} documents, fewer than one window of "
-                      "data.sequence_length + 1 = {}; use more text or shorter sequences",
-                      source_->name(),
-                      start_.back(),
-                      source_->num_documents(),
-                      sequence_length + 1));
-    }
-  }
-  std::int64_t sequence_length() const noexcept { return sequence_length_; }
-  std::int64_t num_windows() const noexcept { return (start_.back() - 1) / sequence_length_; }
-
-  void append(std::int64_t window, Batch& batch) const {
-    const auto length = static_cast<std::size_t>(sequence_length_);
-    std::vector<std::int32_t> text(length + 1);
-    read(window * sequence_length_, text);
-    const auto first = static_cast<std::int32_t>(batch.tokens.size());
-    std::int32_t position = 0;
-    for (std::size_t t = 0; t < length; ++t) {
-      const bool ends = text[t] == kEndOfText;
-      batch.tokens.push_back(text[t]);
-      batch.labels.push_back(ends ? kIgnoredLabel : text[t + 1]);
-      batch.positions.push_back(position);
-      batch.valid_labels += ends ? 0 : 1;
-      position = ends ? 0 : position + 1;
-      if (ends || t + 1 == length) batch.cu.push_back(first + static_cast<std::int32_t>(t) + 1);
-    }
-    ++batch.num_samples;
-  }
-
- private:
-  std::int64_t document(std::int64_t place) const { return order_ ? (*order_)(place) : place; }
-  // Tokens of the stream from `at` on. O(log documents) to find the first.
-  void read(std::int64_t at, std::span<std::int32_t> out) const {
-    std::int64_t place = std::upper_bound(start_.begin(), start_.end(), at) - start_.begin() - 1;
-    while (!out.empty()) {
-      const std::int64_t end = start_[static_cast<std::size_t>(place) + 1];
-      const auto count = static_cast<std::size_t>(
-          std::min<std::int64_t>(end - at, static_cast<std::int64_t>(out.size())));
-      source_->read(
-          document(place), at - start_[static_cast<std::size_t>(place)], out.first(count));
-      out = out.subspan(count);
-      at = end;
-      ++place;
-    }
-  }
-
-  std::shared_ptr<const TokenSource> source_;
-  std::int64_t sequence_length_;
-  std::optional<KeyedPermutation> order_;
-  std::vector<std::int64_t> start_;  // of each document in the stream, and the end
-};
+std::int64_t num_windows(const std::shared_ptr<const TokenSource>& source,
+                         std::int64_t sequence_length) {
+  if (source->keeps_documents_whole() || source->num_tokens() <= sequence_length)
+    return make_windows(source, std::nullopt, sequence_length)->count();
+  return (source->num_tokens() - 1) / sequence_length;  // without looking at the documents
+}
 
 namespace {
-
-Batch empty_batch(std::int64_t sequence_length, std::int64_t count) {
-  MOESAIC_CHECK(count >= 0 && count <= INT32_MAX / sequence_length,
-                "a batch of more than 2^31 tokens");
-  Batch b;
-  b.sequence_length = sequence_length;
-  b.cu.push_back(0);
-  for (auto* v : {&b.tokens, &b.labels, &b.positions})
-    v->reserve(static_cast<std::size_t>(count * sequence_length));
-  return b;
-}
-
-void append_filler(Batch& b) {
-  const auto length = static_cast<std::size_t>(b.sequence_length);
-  b.tokens.insert(b.tokens.end(), length, 0);
-  b.labels.insert(b.labels.end(), length, kIgnoredLabel);
-  for (std::size_t t = 0; t < length; ++t)
-    b.positions.push_back(static_cast<std::int32_t>(t));
-  b.cu.push_back(static_cast<std::int32_t>(b.tokens.size()));
-  ++b.num_samples;
-}
 
 std::uint64_t key_of(std::string_view purpose, std::uint64_t seed, int phase, std::int64_t epoch) {
   std::uint64_t key = mix64(hash_name(purpose) ^ seed);
@@ -135,17 +53,19 @@ SampleRange share_of_rank(std::int64_t first,
 struct PackedDataset::Impl {
   struct Epoch {
     std::int64_t number;
-    DocumentStream stream;
-    KeyedPermutation windows;
+    std::shared_ptr<const Windows> windows;
+    KeyedPermutation order;
   };
   std::shared_ptr<const Epoch> epoch(std::int64_t number) {
     const std::lock_guard lock(mutex);
     auto& slot = kept[static_cast<std::size_t>(number % 2)];
     if (!slot || slot->number != number) {
-      DocumentStream stream(source, key_of("documents", seed, phase, number), sequence_length);
-      const auto n = stream.num_windows();
+      // Whole documents are packed once; a stream has another order of documents in every epoch.
+      std::shared_ptr<const Windows> windows = whole;
+      if (!windows)
+        windows = make_windows(source, key_of("documents", seed, phase, number), sequence_length);
       slot = std::make_shared<const Epoch>(
-          Epoch{number, std::move(stream), {n, key_of("windows", seed, phase, number)}});
+          Epoch{number, std::move(windows), {count, key_of("windows", seed, phase, number)}});
     }
     return slot;
   }
@@ -154,7 +74,8 @@ struct PackedDataset::Impl {
   std::uint64_t seed;
   int phase;
   std::int64_t sequence_length;
-  std::int64_t windows = 0;
+  std::shared_ptr<const Windows> whole;
+  std::int64_t count = 0;
   std::mutex mutex;
   std::array<std::shared_ptr<const Epoch>, 2> kept;
 };
@@ -163,12 +84,14 @@ PackedDataset::PackedDataset(std::shared_ptr<const TokenSource> source,
                              std::uint64_t seed,
                              int phase,
                              std::int64_t sequence_length)
-    : impl_(new Impl{std::move(source), seed, phase, sequence_length, 0, {}, {}}) {
-  impl_->windows = impl_->epoch(0)->stream.num_windows();
+    : impl_(new Impl{std::move(source), seed, phase, sequence_length, nullptr, 0, {}, {}}) {
+  if (impl_->source->keeps_documents_whole())
+    impl_->whole = make_windows(impl_->source, std::nullopt, sequence_length);
+  impl_->count = impl_->whole ? impl_->whole->count() : num_windows(impl_->source, sequence_length);
 }
 PackedDataset::~PackedDataset() = default;
 std::int64_t PackedDataset::samples_per_epoch() const noexcept {
-  return impl_->windows;
+  return impl_->count;
 }
 std::int64_t PackedDataset::sequence_length() const noexcept {
   return impl_->sequence_length;
@@ -176,19 +99,24 @@ std::int64_t PackedDataset::sequence_length() const noexcept {
 
 Batch PackedDataset::batch(SampleRange range) const {
   MOESAIC_CHECK(range.first >= 0, "negative sample index");
-  Batch b = empty_batch(impl_->sequence_length, range.count);
-  for (std::int64_t g = range.first; g < range.first + range.count; ++g) {
-    const auto epoch = impl_->epoch(g / impl_->windows);
-    epoch->stream.append(epoch->windows(g % impl_->windows), b);
-  }
+  Batch b = make_batch(impl_->sequence_length, range.count);
+  for (std::int64_t g = range.first; g < range.first + range.count; ++g)
+    append(g, b);
   return b;
+}
+
+void PackedDataset::append(std::int64_t sample, Batch& batch) const {
+  MOESAIC_CHECK(sample >= 0, "negative sample index");
+  const auto epoch = impl_->epoch(sample / impl_->count);
+  epoch->windows->append(epoch->order(sample % impl_->count), batch);
 }
 
 ValidationSet::ValidationSet(std::shared_ptr<const TokenSource> source,
                              std::int64_t sequence_length,
                              std::int64_t num_samples)
-    : stream_(std::make_unique<DocumentStream>(std::move(source), std::nullopt, sequence_length)),
-      num_samples_(std::min(num_samples, stream_->num_windows())) {
+    : sequence_length_(sequence_length),
+      windows_(make_windows(std::move(source), std::nullopt, sequence_length)),
+      num_samples_(std::min(num_samples, windows_->count())) {
   MOESAIC_CHECK(num_samples >= 1, "a validation set without samples");
 }
 ValidationSet::~ValidationSet() = default;
@@ -199,15 +127,15 @@ std::int64_t ValidationSet::num_samples() const noexcept {
 Batch ValidationSet::batch(SampleRange range) const {
   MOESAIC_CHECK(range.first >= 0 && range.first < num_samples_,
                 "samples outside the validation set");
-  Batch b = empty_batch(stream_->sequence_length(), range.count);
+  Batch b = make_batch(sequence_length_, range.count);
   // Split into quotient and remainder, so that the product stays inside 64 bits.
-  const std::int64_t step = stream_->num_windows() / num_samples_,
-                     rest = stream_->num_windows() % num_samples_;
+  const std::int64_t step = windows_->count() / num_samples_,
+                     rest = windows_->count() % num_samples_;
   const std::int64_t end = range.first + range.count;
   for (std::int64_t k = range.first; k < std::min(end, num_samples_); ++k)
-    stream_->append(k * step + k * rest / num_samples_, b);
+    windows_->append(k * step + k * rest / num_samples_, b);
   for (std::int64_t k = num_samples_; k < end; ++k)
-    append_filler(b);
+    append_filler(b, sequence_length_), ++b.num_samples;
   return b;
 }
 

@@ -3,25 +3,15 @@
 #include <memory>
 #include <vector>
 
+#include "core/data/batch.h"
 #include "core/data/token_source.h"
+#include "core/data/windows.h"
 
 namespace moesaic::data {
 
-/// Some windows of `sequence_length` tokens as one packed sequence of T = num_samples *
-/// sequence_length.
-///
-/// labels[t] is the token after tokens[t], or kIgnoredLabel where that would be the first token of
-/// another document (after an end-of-text token). `cu` = document boundaries, 0 = cu[0] < … < cu[N]
-/// = T: a document starts at every sample's first token and after every end-of-text token.
-struct Batch {
-  std::int64_t num_samples = 0;
-  std::int64_t sequence_length = 0;
-  std::vector<std::int32_t> tokens;     ///< [T]
-  std::vector<std::int32_t> labels;     ///< [T]
-  std::vector<std::int32_t> positions;  ///< [T], from 0 at every document boundary
-  std::vector<std::int32_t> cu;         ///< [N + 1]
-  std::int64_t valid_labels = 0;        ///< how many labels are not kIgnoredLabel
-};
+/// Windows of `sequence_length` tokens in one epoch of a source. Throws InputError when there is none.
+std::int64_t num_windows(const std::shared_ptr<const TokenSource>& source,
+                         std::int64_t sequence_length);
 
 /// Samples [first, first + count) of a phase.
 struct SampleRange {
@@ -35,18 +25,12 @@ SampleRange share_of_rank(std::int64_t first,
                           int rank,
                           int num_ranks);
 
-/// The token stream of a source in one order of its documents, cut into windows: window w holds
-/// tokens [w T, w T + T] of the stream, so that neighbouring windows share one token, which is a
-/// label in the first and an input in the second.
-class DocumentStream;
-
 /// Training samples without end, in epochs.
 ///
-/// Epoch e concatenates all documents in an order keyed by (seed, phase, e), cuts the stream into W
-/// = (tokens - 1) / T windows (the rest, fewer than T labels, is left out), and deals the windows
-/// in a second keyed order. Sample g is window order_e(g mod W) of epoch e = g div W: a pure
-/// function of (source, seed, phase, T, g). Needs one prefix-sum table of the documents per epoch,
-/// kept for the last two epochs. Usable from several threads.
+/// Epoch e cuts the source into W windows, a stream in an order of documents keyed by (seed, phase, e) or packed whole
+/// documents (windows.h), and deals the windows in a second keyed order. Sample g is window order_e(g mod W) of epoch e = g
+/// div W: a pure function of (source, seed, phase, T, g). Keeps the windows of the last two epochs. Usable from several
+/// threads.
 class PackedDataset {
  public:
   /// Throws InputError when the source is shorter than one window.
@@ -61,6 +45,8 @@ class PackedDataset {
   std::int64_t samples_per_epoch() const noexcept;
   std::int64_t sequence_length() const noexcept;
   Batch batch(SampleRange range) const;
+  /// Adds one sample to a batch of the same sequence length.
+  void append(std::int64_t sample, Batch& batch) const;
 
  private:
   struct Impl;
@@ -83,8 +69,9 @@ class ValidationSet {
   Batch batch(SampleRange range) const;
 
  private:
-  std::unique_ptr<DocumentStream> stream_;
-  std::int64_t num_samples_ = 0;
+  std::int64_t sequence_length_;
+  std::unique_ptr<Windows> windows_;
+  std::int64_t num_samples_;
 };
 
 }  // namespace moesaic::data

@@ -1,43 +1,65 @@
 #include "core/data/document_bound.h"
 
 #include <algorithm>
+#include <map>
 
 namespace moesaic::data {
 namespace {
-// Enough for any micro-batch; beyond, documents count as long as the last one.
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
+
+constexpr std::int64_t kNoLimit = std::int64_t{1} << 40;
+
+// Lengths below 2^16 one by one, then by sixteenths of a power of two: at most 70,000 entries for any source.
+std::int64_t rounded_down(std::int64_t length) {
+  std::int64_t step = 1;
+  while (length / step >= (std::int64_t{1} << 16))
+    step *= 2;
+  return step == 1 ? length : length / (step << 12) * (step << 12);
+}
+
 }  // namespace
 
 DocumentBound::DocumentBound(const TokenSource& source) {
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(source.num_documents()));
-  for (std::size_t d = 0; d < lengths.size(); ++d)
-    tokens_ += lengths[d] = source.document_length(static_cast<std::int64_t>(d));
-  std::sort(lengths.begin(), lengths.end());
-  std::int64_t sum = 0;
-  for (const std::int64_t length : lengths) {
-    next_length_ = length;
-    if (sum >= kMostTokens) break;
-    shortest_.push_back(sum += length);
-  }
+  const TokenSource* one = &source;
+  *this = DocumentBound(std::span<const TokenSource* const>(&one, 1));
 }
 
-DocumentBound::DocumentBound(std::int64_t least) : next_length_(std::max<std::int64_t>(1, least)) {}
+DocumentBound::DocumentBound(std::span<const TokenSource* const> sources) {
+  std::map<std::int64_t, std::int64_t> count;
+  for (const TokenSource* source : sources) {
+    std::int64_t& sum = tokens_.emplace_back(0);
+    for (std::int64_t d = 0; d < source->num_documents(); ++d) {
+      const std::int64_t length = source->document_length(d);
+      if (length == 0) continue;
+      sum += length;
+      ++count[rounded_down(length)];
+    }
+  }
+  documents_.assign(count.begin(), count.end());
+}
+
+DocumentBound::DocumentBound(std::int64_t least)
+    : documents_{{std::max<std::int64_t>(1, least), kNoLimit}} {}
 
 // The most that fit when the shortest come first.
 std::int64_t DocumentBound::whole_in(std::int64_t tokens) const {
-  const auto end = std::upper_bound(shortest_.begin(), shortest_.end(), tokens);
-  const auto count = static_cast<std::int64_t>(end - shortest_.begin());
-  if (end != shortest_.end() || (tokens_ > 0 && tokens >= tokens_)) return count;
-  const std::int64_t used = shortest_.empty() ? 0 : shortest_.back();
-  return count + (tokens - used) / next_length_;
+  std::int64_t whole = 0;
+  for (const auto& [length, count] : documents_) {
+    const std::int64_t fit = std::min(count, tokens / length);
+    whole += fit;
+    tokens -= fit * length;
+    if (fit < count) break;
+  }
+  return whole;
 }
 
 std::int64_t DocumentBound::in(std::int64_t samples, std::int64_t sequence_length) const {
   const std::int64_t tokens = samples * sequence_length;
   // The windows of one epoch share no document but cut ones; a batch may lie across the border of epochs.
-  const std::int64_t windows =
-      tokens_ == 0 ? samples : std::max<std::int64_t>(1, (tokens_ - 1) / sequence_length);
-  const std::int64_t epochs = tokens_ == 0 ? 1 : std::min(samples, samples / windows + 2);
+  std::int64_t epochs = 1;
+  for (const std::int64_t sum : tokens_) {
+    const std::int64_t windows = std::max<std::int64_t>(1, (sum - 1) / sequence_length);
+    epochs = std::max(epochs, std::min(samples, samples / windows + 2));
+  }
   // Every window cuts at most one document at each end.
   return std::min(tokens, epochs * whole_in(tokens) + 2 * samples);
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/data/token_source.h"
@@ -13,6 +14,8 @@ class DocumentBound {
  public:
   /// For batches from this source; looks at all lengths once.
   explicit DocumentBound(const TokenSource& source);
+  /// For batches whose samples may come from any of these sources.
+  explicit DocumentBound(std::span<const TokenSource* const> sources);
   /// For a source that is not at hand, without documents below `least` tokens.
   explicit DocumentBound(std::int64_t least);
 
@@ -21,9 +24,10 @@ class DocumentBound {
 
  private:
   std::int64_t whole_in(std::int64_t tokens) const;
-  std::vector<std::int64_t> shortest_;  // shortest_[i] = tokens of the i + 1 shortest documents
-  std::int64_t next_length_ = 1;        // no document that is left out of shortest_ is shorter
-  std::int64_t tokens_ = 0;             // of the source; 0 = not known
+  // Documents by length, shortest first. Long ones share an entry, with the least length of theirs: few of them fit
+  // anywhere. Without limit: a number of documents that no batch reaches.
+  std::vector<std::pair<std::int64_t, std::int64_t>> documents_;
+  std::vector<std::int64_t> tokens_;  // of each source; empty = not known
 };
 
 }  // namespace moesaic::data

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "core/base/error.h"
 
 namespace moesaic::data {
@@ -27,7 +29,36 @@ class JoinedSource : public TokenSource {
     const auto [source, inside] = locate(document);
     sources_[source]->read(inside, begin, out);
   }
+  void read_targets(std::int64_t document, std::int64_t begin, std::span<char> out) const override {
+    const auto [source, inside] = locate(document);
+    sources_[source]->read_targets(inside, begin, out);
+  }
+  bool keeps_documents_whole() const noexcept override {
+    return sources_[0]->keeps_documents_whole();
+  }
   const std::string& name() const noexcept override { return name_; }
+  std::int64_t num_tokens() const override {
+    std::int64_t sum = 0;
+    for (const auto& source : sources_)
+      sum += source->num_tokens();
+    return sum;
+  }
+  SourceInfo info() const override {
+    SourceInfo joined = sources_[0]->info();
+    joined.meta.reset();
+    for (std::size_t i = 1; i < sources_.size(); ++i) {
+      const SourceInfo next = sources_[i]->info();
+      joined.bytes += next.bytes;
+      if (next.format != joined.format) joined.format = config::DataFormat::automatic;
+      if (next.type != joined.type) joined.type = "";
+      if (next.end_of_text != joined.end_of_text) joined.end_of_text.reset();
+    }
+    return joined;
+  }
+  void check_ids() const override {
+    for (const auto& source : sources_)
+      source->check_ids();
+  }
 
  private:
   std::pair<std::size_t, std::int64_t> locate(std::int64_t document) const {
@@ -45,6 +76,15 @@ std::shared_ptr<const TokenSource> join_sources(
     std::vector<std::shared_ptr<const TokenSource>> sources) {
   MOESAIC_CHECK(!sources.empty(), "at least one source");
   if (sources.size() == 1) return sources[0];
+  for (const auto& source : sources) {
+    if (source->keeps_documents_whole() == sources[0]->keeps_documents_whole()) continue;
+    throw UsageError(
+        fmt::format("{} and {} cannot be one data set: conversations are packed whole, other "
+                    "documents are cut; "
+                    "give them weights in data.train: {{path: …, weight: …}}",
+                    sources[0]->name(),
+                    source->name()));
+  }
   return std::make_shared<JoinedSource>(std::move(sources));
 }
 

@@ -1,61 +1,22 @@
 #include "core/data/token_source.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <utility>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
+#include "core/data/foreign_file.h"
 
 namespace moesaic::data {
 namespace {
 
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block here
-    if (fd < 0) throw InputError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
-    struct stat info {};
-    if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-      ::close(fd);
-      throw InputError(fmt::format("{}: not a regular file; name one text file", path));
-    }
-    size_ = static_cast<std::size_t>(info.st_size);
-    if (size_ == 0) {
-      ::close(fd);
-      throw InputError(fmt::format("{}: the file is empty", path));
-    }
-    void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    if (p == MAP_FAILED)
-      throw InputError(
-          fmt::format("{}: cannot map {} bytes: {}", path, size_, std::strerror(error)));
-    data_ = static_cast<const unsigned char*>(p);
-  }
-  ~MappedFile() {
-    ::munmap(const_cast<unsigned char*>(data_),
-             size_);  // fails only for addresses that mmap did not give
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  const unsigned char* data() const noexcept { return data_; }
-  std::int64_t size() const noexcept { return static_cast<std::int64_t>(size_); }
-
- private:
-  const unsigned char* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
 class TextSource final : public TokenSource {
  public:
-  TextSource(const std::string& path, std::int64_t vocab_size) : path_(path), file_(path) {
+  TextSource(const std::string& path, std::int64_t vocab_size)
+      : path_(path), file_(path, MappedFile::Links::follow) {
+    if (file_.size() == 0) throw InputError(fmt::format("{}: the file is empty", path));
     check_bytes(vocab_size);
     find_documents();
     if (documents_.empty())
@@ -73,13 +34,20 @@ class TextSource final : public TokenSource {
     const auto count = static_cast<std::int64_t>(out.size());
     MOESAIC_CHECK(0 <= begin && begin + count <= d.end - d.begin + 1,
                   "tokens outside the document");
-    const unsigned char* from = file_.data() + d.begin + begin;
+    const unsigned char* from = bytes() + d.begin + begin;
     const std::int64_t bytes = std::min(count, d.end - d.begin - begin);
     for (std::int64_t i = 0; i < bytes; ++i)
       out[static_cast<std::size_t>(i)] = from[i];
     if (bytes < count) out.back() = kEndOfText;
   }
   const std::string& name() const noexcept override { return path_; }
+  SourceInfo info() const override {
+    return {.format = config::DataFormat::bytes_text,
+            .type = "",
+            .bytes = file_.size(),
+            .end_of_text = kEndOfText,
+            .meta = std::nullopt};
+  }
 
  private:
   struct Range {
@@ -89,14 +57,20 @@ class TextSource final : public TokenSource {
     MOESAIC_CHECK(0 <= document && document < num_documents(), "no such document");
     return documents_[static_cast<std::size_t>(document)];
   }
+  const unsigned char* bytes() const {
+    return reinterpret_cast<const unsigned char*>(file_.data());
+  }
+  std::int64_t size() const { return static_cast<std::int64_t>(file_.size()); }
   void check_bytes(std::int64_t vocab_size) const {
-    const auto* data = file_.data();
-    for (std::int64_t i = 0; i < file_.size(); ++i) {
+    const auto* data = bytes();
+    for (std::int64_t i = 0; i < size(); ++i) {
       if (data[i] == kEndOfText) {
+        const std::string kind = looks_like({file_.data(), file_.size()});
         throw InputError(fmt::format(
-            "{}:{}: a zero byte; text files must not hold any (it is the end-of-text token)",
+            "{}:{}: a zero byte; text files must not hold any (it is the end-of-text token){}",
             path_,
-            i));
+            i,
+            kind.empty() ? "" : "; this is " + kind));
       }
       if (data[i] >= vocab_size) {
         throw InputError(fmt::format(
@@ -110,24 +84,24 @@ class TextSource final : public TokenSource {
     }
   }
   void find_documents() {
-    const auto* data = file_.data();
-    const std::int64_t size = file_.size();
+    const auto* data = bytes();
+    const std::int64_t end = size();
     std::int64_t begin = 0;
-    const auto close = [&](std::int64_t end) {
-      if (end > begin) documents_.push_back({begin, end});
+    const auto close = [&](std::int64_t until) {
+      if (until > begin) documents_.push_back({begin, until});
     };
-    for (std::int64_t at = 0; at < size;) {
+    for (std::int64_t at = 0; at < end;) {
       const auto* found = static_cast<const unsigned char*>(
-          std::memchr(data + at, '\f', static_cast<std::size_t>(size - at)));
+          std::memchr(data + at, '\f', static_cast<std::size_t>(end - at)));
       if (found == nullptr) break;
       const std::int64_t i = found - data;
       at = i + 1;
-      const bool alone = (i == 0 || data[i - 1] == '\n') && (i + 1 == size || data[i + 1] == '\n');
+      const bool alone = (i == 0 || data[i - 1] == '\n') && (i + 1 == end || data[i + 1] == '\n');
       if (!alone) continue;
       close(i);
-      begin = std::min(size, i + 2);
+      begin = std::min(end, i + 2);
     }
-    close(size);
+    close(end);
   }
 
   std::string path_;
@@ -152,6 +126,10 @@ std::string text_of_tokens(std::span<const std::int32_t> tokens) {
     text.push_back(t > 0 && t < kByteVocabulary ? static_cast<char>(t) : '?');
   }
   return text;
+}
+
+void TokenSource::read_targets(std::int64_t, std::int64_t, std::span<char> out) const {
+  std::fill(out.begin(), out.end(), char{1});
 }
 
 std::int64_t TokenSource::num_tokens() const {

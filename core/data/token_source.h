@@ -2,10 +2,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/config/enums.h"
+#include "core/data/token_meta.h"
 
 namespace moesaic::data {
 
@@ -19,20 +23,38 @@ std::vector<std::int32_t> tokens_of_text(std::string_view text);
 /// The text up to the first end-of-text token; ids outside [0, 256) become '?'.
 std::string text_of_tokens(std::span<const std::int32_t> tokens);
 
-/// Documents of tokens, each closed by kEndOfText, which counts in its length. Immutable, so usable
-/// from several threads.
+/// What is known about the files of a source.
+struct SourceInfo {
+  config::DataFormat format =
+      config::DataFormat::automatic;        ///< automatic: not from files of one format
+  std::string type;                         ///< of the tokens in the file: "u16"; empty = text
+  std::uint64_t bytes = 0;                  ///< of the files
+  std::optional<std::int64_t> end_of_text;  ///< the id that closes documents, if one is known
+  std::optional<TokenMeta> meta;
+};
+
+/// Documents of tokens. An end-of-text token, where the format has one, is a document's last token and counts in its
+/// length. Immutable, so usable from several threads.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
   virtual std::int64_t num_documents() const noexcept = 0;
-  /// At least 2: one token and the end.
+  /// May be 0: such documents are passed over.
   virtual std::int64_t document_length(std::int64_t document) const = 0;
-  /// Tokens [begin, begin + out.size()) of a document.
+  /// Tokens [begin, begin + out.size()) of a document. Throws InputError (file:offset) for an id outside the vocabulary
+  /// that the source was opened with.
   virtual void read(std::int64_t document,
                     std::int64_t begin,
                     std::span<std::int32_t> out) const = 0;
+  /// out[i] = 1 where token begin + i is a target of the loss, else 0. Only sources that keep documents whole have others.
+  virtual void read_targets(std::int64_t document, std::int64_t begin, std::span<char> out) const;
+  /// Whether a document must lie in one window (conversations), or may be cut wherever a window ends.
+  virtual bool keeps_documents_whole() const noexcept { return false; }
   virtual const std::string& name() const noexcept = 0;
-  std::int64_t num_tokens() const;
+  virtual std::int64_t num_tokens() const;
+  virtual SourceInfo info() const { return {}; }
+  /// Looks at every token, however many there are. Throws as read() does. Text was looked at when it was opened.
+  virtual void check_ids() const {}
 };
 
 /// Opens a text file as byte-level tokens. The file is plain text (any encoding without zero bytes,

@@ -40,6 +40,18 @@ KdaOptions kda_options(const config::ModelConfig& model) {
   return o;
 }
 
+SparseForm sparse_form(config::AttentionForm form) {
+  switch (form) {
+    case config::AttentionForm::masked:
+      return SparseForm::masked;
+    case config::AttentionForm::gather:
+      return SparseForm::gather;
+    case config::AttentionForm::automatic:
+      break;
+  }
+  return SparseForm::automatic;
+}
+
 MlaOptions mla_options(const config::ModelConfig& model) {
   MlaOptions o;
   o.hidden = model.hidden_size;
@@ -61,7 +73,12 @@ MlaOptions mla_options(const config::ModelConfig& model) {
                                .top_k = model.indexer->index_topk,
                                .rope_dim = model.index_rope_dim(),
                                .norm_eps = model.indexer->index_norm_eps,
-                               .kl_weight = model.indexer->kl_weight};
+                               .kl_weight = model.indexer->kl_weight,
+                               .form = sparse_form(model.indexer->attention_form),
+                               .gather_beyond = model.indexer->gather_beyond,
+                               .key_sums = model.indexer->key_sums == config::KeySumsChoice::integer
+                                               ? KeySums::integer
+                                               : KeySums::float_atomics};
   }
   return o;
 }

@@ -3,13 +3,26 @@
 #include <cmath>
 
 #include "kernels/ops/attention.h"
+#include "kernels/ops/concat.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/gated_norm.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/head_linear.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
+#include "kernels/ops/sparse_mla.h"
 
 namespace moesaic {
+namespace {
+
+bool may_gather(const MlaOptions& options, const Bounds& bounds) {
+  if (!options.indexer) return false;
+  const IndexerOptions& indexer = *options.indexer;
+  if (indexer.form != SparseForm::automatic) return indexer.form == SparseForm::gather;
+  return bounds.longest() > indexer.gather_beyond;
+}
+
+}  // namespace
 
 MlaAttention::MlaAttention(ParameterStore& params,
                            const std::string& prefix,
@@ -75,6 +88,8 @@ void MlaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId 
   declare_query(tape, bounds.tokens);
   declare_key_value(tape, bounds.tokens);
   if (indexer_) indexer_->declare(tape, bounds, x_, options_.q_lora_rank > 0 ? qa_ : ActId());
+  may_gather_ = may_gather(options_, bounds);
+  if (may_gather_) declare_latent(tape, bounds.tokens);
   declare_attention(tape, bounds.tokens, y);
 }
 
@@ -139,6 +154,65 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
   });
 }
 
+// What the gather form reads; in the warm-up stage nothing of it is formed.
+void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
+  const DType compute = precision_.compute;
+  const std::int64_t h = options_.heads, ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
+  kv_ = c_;
+  if (dr > 0) {
+    kv_ = tape.activation("attn.kv", {tokens, ckv + dr}, compute);
+    tape.step("attn.kv", {c_, kr_}, {kv_}, [this](Tape& t) {
+      if (!gathers()) return;
+      t.run(ConcatColumns{.y = t.out(kv_), .a = t.in(c_), .b = t.in(kr_)});
+    });
+  }
+  q_latent_ = tape.activation("attn.q_latent", {tokens, h, ckv + dr}, compute);
+  tape.step("attn.q_latent", {query_}, {q_latent_}, [this, ckv, dr](Tape& t) {
+    if (!gathers()) return;
+    const std::int64_t dn = options_.qk_nope_dim;
+    const WeightLease w = t.weight(kv_b_);
+    t.run(HeadLinear{.y = {t.out(q_latent_), 0},
+                     .x = {t.in(query_), 0},
+                     .w = w.view(),
+                     .row_begin = 0,
+                     .m = dn});
+    if (dr > 0)
+      t.run(CopyHeadColumns{.y = {t.out(q_latent_), ckv}, .x = {t.in(query_), dn}, .n = dr});
+  });
+  o_latent_ = tape.activation("attn.o_latent", {tokens, h, ckv}, compute);
+}
+
+void MlaAttention::attend(Tape& t) {
+  t.run(AttentionForward{
+      .o = t.out(o_),
+      .lse = t.out(lse_),
+      .max_logit = t.context().params.buffer(max_logit_),
+      .q = t.in(query_),
+      .kvb = t.in(kvb_),
+      .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
+      .cu_seqlens = t.sequence().cu,
+      .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
+      .scale = scale()});
+}
+
+void MlaAttention::attend_latent(Tape& t) {
+  t.run(SparseMlaForward{.o = t.out(o_latent_),
+                         .lse = t.out(lse_),
+                         .max_logit = t.context().params.buffer(max_logit_),
+                         .q = t.in(q_latent_),
+                         .kv = t.in(kv_),
+                         .cu_seqlens = t.sequence().cu,
+                         .selected = t.in(indexer_->selected()),
+                         .scale = scale()});
+  const WeightLease w = t.weight(kv_b_);
+  t.run(HeadLinear{.y = {t.out(o_), 0},
+                   .x = {t.out(o_latent_), 0},
+                   .w = w.view(),
+                   .row_begin = options_.qk_nope_dim,
+                   .m = options_.v_dim,
+                   .transpose_w = true});
+}
+
 void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId y) {
   const DType compute = precision_.compute, stats = precision_.stats;
   const std::int64_t h = options_.heads, dv = options_.v_dim;
@@ -148,18 +222,14 @@ void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId 
   std::vector<ActId> reads{query_, kvb_};
   if (kr_.valid()) reads.push_back(kr_);
   if (indexer_) reads.push_back(indexer_->selected());
-  tape.step("attn.core", reads, {o_, lse_}, [this](Tape& t) {
-    t.run(AttentionForward{
-        .o = t.out(o_),
-        .lse = t.out(lse_),
-        .max_logit = t.context().params.buffer(max_logit_),
-        .q = t.in(query_),
-        .kvb = t.in(kvb_),
-        .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
-        .cu_seqlens = t.sequence().cu,
-        .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
-        .scale = scale()});
-  });
+  std::vector<ActId> writes{o_, lse_};
+  if (may_gather_) {
+    reads.push_back(q_latent_);
+    reads.push_back(kv_);
+    writes.push_back(o_latent_);
+  }
+  tape.step(
+      "attn.core", reads, writes, [this](Tape& t) { gathers() ? attend_latent(t) : attend(t); });
   gated_ = tape.activation("attn.gated", {tokens, h * dv}, compute);
   std::vector<ActId> gate_reads{o_};
   if (options_.output_gate) {
@@ -211,83 +281,137 @@ TensorView MlaAttention::backward_gate(Tape& tape, ConstTensorView dy, TensorVie
   return d_o;
 }
 
-void MlaAttention::backward_projections(
-    Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx) {
+MlaAttention::InputGradients MlaAttention::take_gradients(Tape& tape) {
   const DType compute = precision_.compute;
-  const std::int64_t ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
-  const ConstTensorView x = tape.in(x_), c = tape.in(c_);
+  return {
+      .dq = tape.temp(tape.in(query_).shape(), compute, "d attn.q"),
+      .dc = tape.temp(tape.in(c_).shape(), compute, "d attn.c"),
+      .dkr = kr_.valid() ? tape.temp(tape.in(kr_).shape(), compute, "d attn.kr") : TensorView()};
+}
+
+MlaAttention::InputGradients MlaAttention::backward_attention(Tape& tape, ConstTensorView d_o) {
+  const InputGradients g = take_gradients(tape);
+  const ConstTensorView kvb = tape.in(kvb_), c = tape.in(c_);
+  const TensorView dkvb = tape.temp(kvb.shape(), precision_.compute, "d attn.kvb");
+  tape.run(AttentionBackward{
+      .dq = g.dq,
+      .dkvb = dkvb,
+      .dkr = g.dkr,
+      .d_o = d_o,
+      .o = tape.in(o_),
+      .lse = tape.in(lse_),
+      .q = tape.in(query_),
+      .kvb = kvb,
+      .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
+      .cu_seqlens = tape.sequence().cu,
+      .selected = indexer_ && sparse_ ? tape.in(indexer_->selected()) : ConstTensorView(),
+      .scale = scale()});
+  linear_backward(
+      tape, g.dc, dkvb.reshaped({dkvb.dim(0), dkvb.dim(1) * dkvb.dim(2)}), c, kv_b_, false);
+  return g;
+}
+
+MlaAttention::InputGradients MlaAttention::backward_latent(Tape& tape, ConstTensorView d_o) {
+  const DType compute = precision_.compute;
+  const std::int64_t dn = options_.qk_nope_dim, dr = options_.qk_rope_dim, dv = options_.v_dim,
+                     ckv = options_.kv_lora_rank;
+  const InputGradients g = take_gradients(tape);
+  const ConstTensorView rounded = cast_to(tape, d_o, compute, "d attn.o.rounded"),
+                        query = tape.in(query_), q = tape.in(q_latent_), o = tape.in(o_latent_),
+                        kv = tape.in(kv_);
+  const WeightLease w = tape.weight(kv_b_);
+  const TensorView dw = tape.grad(kv_b_),
+                   d_latent = tape.temp(o.shape(), compute, "d attn.o_latent"),
+                   dq = tape.temp(q.shape(), compute, "d attn.q_latent"),
+                   dkv = dr > 0 ? tape.temp(kv.shape(), compute, "d attn.kv") : g.dc;
+  tape.run(
+      HeadLinear{.y = {d_latent, 0}, .x = {rounded, 0}, .w = w.view(), .row_begin = dn, .m = dv});
+  tape.run(SparseMlaBackward{.dq = dq,
+                             .dkv = dkv,
+                             .d_o = d_latent,
+                             .o = o,
+                             .lse = tape.in(lse_),
+                             .q = q,
+                             .kv = kv,
+                             .cu_seqlens = tape.sequence().cu,
+                             .selected = tape.in(indexer_->selected()),
+                             .scale = scale(),
+                             .key_sums = options_.indexer->key_sums});
+  tape.run(HeadLinear{
+      .y = {g.dq, 0}, .x = {dq, 0}, .w = w.view(), .row_begin = 0, .m = dn, .transpose_w = true});
+  if (dr > 0) {
+    tape.run(CopyHeadColumns{.y = {g.dq, dn}, .x = {dq, ckv}, .n = dr});
+    tape.run(SplitColumns{.a = g.dc, .b = g.dkr, .y = dkv});
+  }
+  if (!dw.empty()) {
+    tape.run_weight_gradient(HeadLinearBackwardWeight{
+        .dw = dw, .a = {rounded, 0}, .b = {o, 0}, .row_begin = dn, .m = dv});
+    tape.run_weight_gradient(
+        HeadLinearBackwardWeight{.dw = dw, .a = {query, 0}, .b = {dq, 0}, .row_begin = 0, .m = dn});
+  }
+  return g;
+}
+
+void MlaAttention::backward_query(Tape& tape, TensorView dq, TensorView dx) {
+  const DType compute = precision_.compute;
+  const ConstTensorView x = tape.in(x_);
   rotate(tape, dq, options_.qk_nope_dim, true);
   const TensorView dq2 = dq.reshaped({dq.dim(0), dq.dim(1) * dq.dim(2)});
-  if (options_.q_lora_rank > 0) {
-    const ConstTensorView qa = tape.in(qa_);
-    const TensorView dqa = tape.temp(qa.shape(), compute, "d attn.qa");
-    linear_backward(tape, dqa, dq2, qa, q_b_, false);
-    const TensorView dqa_raw = tape.temp(qa.shape(), compute, "d attn.qa_raw");
-    {
-      const WeightLease w = tape.weight(q_a_norm_);
-      tape.run(RmsNormBackward{.dx = dqa_raw,
-                               .dweight = tape.grad(q_a_norm_),
-                               .dy = dqa,
-                               .x = tape.in(qa_raw_),
-                               .weight = w.view(),
-                               .inv_rms = tape.in(qa_inv_rms_)});
-    }
-    linear_backward(tape, dx, dqa_raw, x, q_a_, true);
-  } else {
+  if (options_.q_lora_rank == 0) {
     linear_backward(tape, dx, dq2, x, q_b_, true);
+    return;
   }
-  const TensorView dc = tape.temp(c.shape(), compute, "d attn.c");
-  linear_backward(
-      tape, dc, dkvb.reshaped({dkvb.dim(0), dkvb.dim(1) * dkvb.dim(2)}), c, kv_b_, false);
+  const ConstTensorView qa = tape.in(qa_);
+  const TensorView dqa = tape.temp(qa.shape(), compute, "d attn.qa");
+  linear_backward(tape, dqa, dq2, qa, q_b_, false);
+  const TensorView dqa_raw = tape.temp(qa.shape(), compute, "d attn.qa_raw");
+  {
+    const WeightLease w = tape.weight(q_a_norm_);
+    tape.run(RmsNormBackward{.dx = dqa_raw,
+                             .dweight = tape.grad(q_a_norm_),
+                             .dy = dqa,
+                             .x = tape.in(qa_raw_),
+                             .weight = w.view(),
+                             .inv_rms = tape.in(qa_inv_rms_)});
+  }
+  linear_backward(tape, dx, dqa_raw, x, q_a_, true);
+}
+
+void MlaAttention::backward_projections(Tape& tape, const InputGradients& g, TensorView dx) {
+  const std::int64_t ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
+  const ConstTensorView x = tape.in(x_);
+  backward_query(tape, g.dq, dx);
   {
     const WeightLease w = tape.weight(kv_a_norm_);
-    tape.run(RmsNormBackward{.dx = dc,
+    tape.run(RmsNormBackward{.dx = g.dc,
                              .dweight = tape.grad(kv_a_norm_),
-                             .dy = dc,
+                             .dy = g.dc,
                              .x = tape.in(c_raw_),
                              .weight = w.view(),
                              .inv_rms = tape.in(c_inv_rms_)});
   }
-  linear_rows_backward(tape, dx, dc, x, kv_a_, {0, ckv}, true);
+  linear_rows_backward(tape, dx, g.dc, x, kv_a_, {0, ckv}, true);
   if (dr > 0) {
-    rotate(tape, dkr.reshaped({dkr.dim(0), 1, dr}), 0, true);
-    linear_rows_backward(tape, dx, dkr, x, kv_a_, {ckv, ckv + dr}, true);
+    rotate(tape, g.dkr.reshaped({g.dkr.dim(0), 1, dr}), 0, true);
+    linear_rows_backward(tape, dx, g.dkr, x, kv_a_, {ckv, ckv + dr}, true);
   }
 }
 
 void MlaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
-  const DType compute = precision_.compute;
-  const TensorView d_o = backward_gate(tape, dy, dx);
-  const ConstTensorView q = tape.in(query_), kvb = tape.in(kvb_),
-                        kr = kr_.valid() ? tape.in(kr_) : ConstTensorView();
-  const ConstTensorView o = tape.in(o_), lse = tape.in(lse_);
-  const TensorView dq = tape.temp(q.shape(), compute, "d attn.q");
-  const TensorView dkvb = tape.temp(kvb.shape(), compute, "d attn.kvb");
-  const TensorView dkr = kr.empty() ? TensorView() : tape.temp(kr.shape(), compute, "d attn.kr");
-  tape.run(AttentionBackward{
-      .dq = dq,
-      .dkvb = dkvb,
-      .dkr = dkr,
-      .d_o = d_o.reshaped(o.shape()),
-      .o = o,
-      .lse = lse,
-      .q = q,
-      .kvb = kvb,
-      .kr = kr,
-      .cu_seqlens = tape.sequence().cu,
-      .selected = indexer_ && sparse_ ? tape.in(indexer_->selected()) : ConstTensorView(),
-      .scale = scale()});
+  const TensorView d_gated = backward_gate(tape, dy, dx);
+  const ConstTensorView d_o = d_gated.reshaped(tape.in(o_).shape());
+  const InputGradients g = gathers() ? backward_latent(tape, d_o) : backward_attention(tape, d_o);
   if (indexer_) {
     indexer_->backward(tape,
-                       {.q = q,
-                        .kvb = kvb,
-                        .kr = kr,
-                        .lse = lse,
+                       {.q = tape.in(query_),
+                        .kvb = tape.in(kvb_),
+                        .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
+                        .lse = tape.in(lse_),
                         .qk_nope_dim = options_.qk_nope_dim,
                         .scale = scale()},
                        sparse_);
   }
-  backward_projections(tape, dq, dkvb, dkr, dx);
+  backward_projections(tape, g, dx);
 }
 
 }  // namespace moesaic

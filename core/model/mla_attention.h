@@ -12,6 +12,10 @@ namespace moesaic {
 ///
 ///   q = RMSNorm(x Wqa^T) Wqb^T or x Wq^T;   c = RMSNorm(x Wkva_c^T);   kr = x Wkva_r^T;   kn, v = c Wkvb^T
 ///   y = (softmax((dn+dr)^-1/2 <q, [kn; kr]>) v * sigma(x Wg^T)) Wo^T
+///
+/// With selected keys and SparseForm::gather the same by rows [c; kr] that all heads share: queries are mapped by the key
+/// part of Wkvb, [Wuk^T qn; qr], and latent outputs by its value part. Per-head keys and values are formed all the same:
+/// the indexer's target and the warm-up stage read them.
 class MlaAttention : public Module {
  public:
   MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options);
@@ -32,10 +36,22 @@ class MlaAttention : public Module {
  private:
   void declare_query(TapeSpec& tape, std::int64_t tokens);
   void declare_key_value(TapeSpec& tape, std::int64_t tokens);
+  void declare_latent(TapeSpec& tape, std::int64_t tokens);
   void declare_attention(TapeSpec& tape, std::int64_t tokens, ActId y);
+  void attend(Tape& tape);
+  void attend_latent(Tape& tape);
   TensorView backward_gate(Tape& tape, ConstTensorView dy, TensorView dx);
-  void backward_projections(
-      Tape& tape, TensorView dq, TensorView dkvb, TensorView dkr, TensorView dx);
+  /// Gradients of what attention read: the query [T, H, dn + dr], the normed latent and the shared key.
+  struct InputGradients {
+    TensorView dq, dc, dkr;
+  };
+  InputGradients take_gradients(Tape& tape);
+  InputGradients backward_attention(Tape& tape, ConstTensorView d_o);
+  InputGradients backward_latent(Tape& tape, ConstTensorView d_o);
+  void backward_projections(Tape& tape, const InputGradients& g, TensorView dx);
+  void backward_query(Tape& tape, TensorView dq, TensorView dx);
+  /// Whether this pass gathers.
+  bool gathers() const { return may_gather_ && sparse_; }
   double scale() const;
   std::int64_t qk_dim() const { return options_.qk_nope_dim + options_.qk_rope_dim; }
   void rotate(Tape& tape, TensorView x, std::int64_t begin, bool inverse) const;
@@ -47,8 +63,10 @@ class MlaAttention : public Module {
   BufferId max_logit_;
   std::unique_ptr<Indexer> indexer_;
   bool sparse_ = true;
+  bool may_gather_ = false;  ///< in the sparse stage, for the size that was declared
   ActId x_, qa_raw_, qa_, qa_inv_rms_, query_, c_raw_, c_, c_inv_rms_, kr_, kvb_, o_, lse_, gate_,
       gated_;
+  ActId kv_, q_latent_, o_latent_;  // of the gather form
 };
 
 }  // namespace moesaic

@@ -6,6 +6,7 @@
 
 #include "kernels/ops/glu.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/sparse_mla.h"
 
 namespace moesaic {
 
@@ -23,11 +24,20 @@ struct KdaOptions {
   std::int64_t chunk_size = 64;
 };
 
+/// How attention over selected keys is computed. The results differ by rounding.
+///   masked     keys and values of every head, all of a document's, with a mask (AttentionForward)
+///   gather     the selected rows of the latent alone, which all heads share (SparseMlaForward)
+///   automatic  gather when sequences have more than `gather_beyond` tokens
+enum class SparseForm : std::uint8_t { automatic, masked, gather };
+
 struct IndexerOptions {
   std::int64_t heads = 0, head_dim = 0, top_k = 0;
   std::int64_t rope_dim = 0;  ///< rotated columns (the first ones); 0 = none
   double norm_eps = 1e-6;
   double kl_weight = 1.0;
+  SparseForm form = SparseForm::automatic;
+  std::int64_t gather_beyond = 65536;
+  KeySums key_sums = KeySums::integer;  ///< of the gather form's backward
 };
 
 struct MlaOptions {

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "core/config/phase_extent.h"
 #include "core/model/from_config.h"
 #include "core/model/model.h"
 
@@ -263,13 +264,6 @@ class Activations {
   std::map<std::int64_t, std::optional<std::int64_t>> known_;
 };
 
-std::vector<config::PhaseConfig> phases_of(const config::TrainConfig& train) {
-  if (!train.phases.empty()) return train.phases;
-  config::PhaseConfig whole;
-  whole.until = train.steps;
-  return {whole};
-}
-
 }  // namespace
 
 ModelPlan make_plan(const config::Config& config) {
@@ -300,12 +294,18 @@ ModelPlan make_plan(const config::Config& config) {
     plan.findings.push_back(std::move(f));
   const Bytes bytes(config.optimizer, params);
   std::vector<bool> ever_trained(params.params().size(), false);
-  std::int64_t begin = 0;
-  for (const config::PhaseConfig& phase : phases_of(config.train)) {
+  for (const config::PhaseExtent& extent : config::phase_extents(config)) {
+    const config::PhaseConfig phase = config.train.phases.empty()
+                                          ? config::PhaseConfig{}
+                                          : config.train.phases[plan.phases.size()];
     PhasePlan p;
-    p.begin = begin;
-    p.end = begin = phase.until;
-    p.sequence_length = phase.sequence_length.value_or(plan.sequence_length);
+    p.begin = extent.begin;
+    p.end = extent.until;
+    p.sequence_length = extent.sequence_length;
+    p.global_batch_size = extent.global_batch_size;
+    p.micro_batch_size = extent.micro_batch_size;
+    p.first_token = extent.first_token;
+    p.end_token = extent.end_token();
     p.dense_warmup = phase.sparse_stage == config::SparseStage::warmup;
     const std::vector<bool> frozen = frozen_parameters(params, phase);
     for (std::size_t i = 0; i < frozen.size(); ++i) {
@@ -318,7 +318,7 @@ ModelPlan make_plan(const config::Config& config) {
       p.optimizer_bytes = add(p.optimizer_bytes, times(spec.count(), c.state));
     }
     p.forward_flops = sum(flops_of(plan, options, p.sequence_length, p.dense_warmup));
-    p.activation_bytes = activations.bytes(times(config.train.micro_batch_size, p.sequence_length));
+    p.activation_bytes = activations.bytes(times(p.micro_batch_size, p.sequence_length));
     plan.phases.push_back(p);
   }
   bytes.fill(plan, ever_trained);

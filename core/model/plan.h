@@ -57,6 +57,8 @@ struct BytesPlan {
 struct PhasePlan {
   std::int64_t begin = 0, end = 0;  ///< steps [begin, end)
   std::int64_t sequence_length = 0;
+  std::int64_t global_batch_size = 0, micro_batch_size = 0;  ///< sequences
+  std::int64_t first_token = 0, end_token = 0;               ///< of the run's tokens
   bool dense_warmup = false;  ///< the indexer learns beside dense attention
   std::int64_t trained = 0, frozen = 0;
   std::int64_t gradient_bytes =

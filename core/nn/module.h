@@ -5,7 +5,9 @@ namespace moesaic {
 
 /// Extents for which activations are declared.
 struct Bounds {
-  std::int64_t tokens = 0;  ///< T of a micro-batch
+  std::int64_t tokens = 0;    ///< T of a micro-batch
+  std::int64_t sequence = 0;  ///< no document is longer; 0 = T
+  std::int64_t longest() const { return sequence > 0 ? sequence : tokens; }
 };
 
 /// A part of a layer with an explicit forward and backward. The constructor declares parameters; declare() declares

@@ -8,7 +8,6 @@
 #include "core/model/from_config.h"
 #include "core/nn/losses.h"
 #include "core/train/optimizer_config.h"
-#include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
 
 namespace moesaic {
@@ -58,16 +57,14 @@ MemoryPlan plan_memory(const config::Config& config,
                                       &optimizer,
                                       device,
                                       recompute_policy(config.activations));
-  const StepBuffers buffers = step_buffers(config, phases, model, params, ranks);
+  const StepBuffers buffers = step_buffers(phases, model, params, ranks);
 
   MemoryPlan plan;
   plan.device = device;
   plan.parts = params.memory_use();
   const auto state = optimizer.memory_use();
   plan.parts.insert(plan.parts.end(), state.begin(), state.end());
-  plan.parts.push_back({"batches",
-                        static_cast<std::size_t>(buffers.micro_batches) *
-                            SequenceBuffers::device_bytes(buffers.micro_batch_tokens)});
+  plan.parts.push_back({"batches", buffers.batches});
   plan.parts.push_back({"balance margins", buffers.margins});
   plan.parts.push_back({"scratch", step.scratch});
   plan.parts.push_back({"transient", step.transient});

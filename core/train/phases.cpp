@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/config/phase_extent.h"
 #include "core/model/from_config.h"
 
 namespace moesaic {
@@ -49,38 +50,33 @@ LrSchedule run_schedule(const config::Config& c) {
 std::vector<Phase> make_phases(const config::Config& config) {
   std::vector<Phase> phases;
   const LrSchedule whole = run_schedule(config);
-  if (config.train.phases.empty()) {
-    Phase p;
-    p.until = config.train.steps;
-    p.sequence_length = config.data.sequence_length;
-    p.schedule = whole;
-    phases.push_back(p);
-  }
-  std::int64_t begin = 0;
-  for (const auto& c : config.train.phases) {
+  for (const config::PhaseExtent& extent : config::phase_extents(config)) {
     Phase p;
     p.index = static_cast<int>(phases.size());
-    p.begin = begin;
-    p.until = c.until;
-    p.sequence_length = c.sequence_length.value_or(config.data.sequence_length);
+    p.begin = extent.begin;
+    p.until = extent.until;
+    p.sequence_length = extent.sequence_length;
+    p.global_batch_size = extent.global_batch_size;
+    p.micro_batch_size = extent.micro_batch_size;
     p.schedule = whole;
-    p.own_schedule = c.lr_schedule.has_value();
-    if (p.own_schedule) {
-      p.schedule.kind = kind_of(*c.lr_schedule);
-      p.schedule.total_steps = c.until - begin;
-      p.schedule.warmup_steps = c.warmup_steps.value_or(0);
+    if (!config.train.phases.empty()) {
+      const auto& c = config.train.phases[phases.size()];
+      p.own_schedule = c.lr_schedule.has_value();
+      if (p.own_schedule) {
+        p.schedule.kind = kind_of(*c.lr_schedule);
+        p.schedule.total_steps = p.until - p.begin;
+        p.schedule.warmup_steps = c.warmup_steps.value_or(0);
+      }
+      if (c.lr) p.schedule.peak = *c.lr;
+      if (c.lr_min) p.schedule.floor = *c.lr_min;
+      p.sparse = c.sparse_stage == config::SparseStage::sparse;
+      p.freeze = c.freeze;
+      for (const auto& s : c.lr_scale)
+        p.lr_scale.emplace_back(s.pattern, s.scale);
     }
-    if (c.lr) p.schedule.peak = *c.lr;
-    if (c.lr_min) p.schedule.floor = *c.lr_min;
-    p.sparse = c.sparse_stage == config::SparseStage::sparse;
-    p.freeze = c.freeze;
-    for (const auto& s : c.lr_scale)
-      p.lr_scale.emplace_back(s.pattern, s.scale);
-    phases.push_back(p);
-    begin = c.until;
-  }
-  for (const Phase& p : phases)
     p.schedule.check();
+    phases.push_back(p);
+  }
   return phases;
 }
 

@@ -16,6 +16,8 @@ struct Phase {
   std::int64_t begin = 0;  ///< steps before it
   std::int64_t until = 0;  ///< its last step
   std::int64_t sequence_length = 0;
+  std::int64_t global_batch_size = 0;  ///< sequences per step, over all ranks
+  std::int64_t micro_batch_size = 0;   ///< sequences that pass the model at once on a rank
   LrSchedule schedule;
   bool own_schedule =
       false;           ///< the schedule counts from the phase's first step, else from the run's
@@ -23,6 +25,12 @@ struct Phase {
   std::vector<std::string> freeze;
   std::vector<std::pair<std::string, double>> lr_scale;
 
+  std::int64_t micro_batch_tokens() const { return sequence_length * micro_batch_size; }
+  std::int64_t step_tokens() const { return sequence_length * global_batch_size; }
+  /// Micro-batches of one of `ranks` ranks in a step.
+  std::int64_t micro_batches(int ranks) const {
+    return global_batch_size / ranks / micro_batch_size;
+  }
   double learning_rate(std::int64_t step) const {
     return schedule.at(own_schedule ? step - begin : step);
   }

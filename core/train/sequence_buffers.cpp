@@ -10,22 +10,26 @@ namespace {
 constexpr int kRows = 5;  // tokens, targets, positions, mtp tokens, mtp targets; then cu
 }
 
-std::size_t SequenceBuffers::device_bytes(std::int64_t most_tokens) noexcept {
-  return static_cast<std::size_t>(kRows * most_tokens + most_tokens + 1) * 4;
+// Rounded up, so that micro-batches side by side all start where kernels like it.
+std::size_t SequenceBuffers::bytes_for(std::int64_t most_tokens) noexcept {
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t bytes = static_cast<std::size_t>(kRows * most_tokens + most_tokens + 1) * 4;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-SequenceBuffers::SequenceBuffers(std::int64_t most_tokens, Device device, bool with_mtp)
-    : with_mtp_(with_mtp), most_tokens_(most_tokens) {
-  const std::size_t bytes = device_bytes(most_tokens);
-  host_ = make_host_buffer(bytes, device, "batches, host");
-  device_memory_ = Buffer(bytes, device, "batches");
+SequenceBuffers::SequenceBuffers(std::int64_t most_tokens,
+                                 TensorView host,
+                                 TensorView device,
+                                 bool with_mtp)
+    : with_mtp_(with_mtp), most_tokens_(most_tokens), host_(host), device_(device) {
+  MOESAIC_CHECK(host.bytes() >= bytes_for(most_tokens) && device.bytes() >= bytes_for(most_tokens),
+                "memory for fewer tokens");
 }
 
 void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
   MOESAIC_CHECK(tokens <= most_tokens_, "the batch does not fit its buffers");
-  auto* host =
-      host_.view({static_cast<std::int64_t>(host_.bytes() / 4)}, DType::i32).as<std::int32_t>();
+  auto* host = host_.as<std::int32_t>();
   const auto t = batch.tokens.size();
   std::memcpy(host, batch.tokens.data(), t * 4);
   std::memcpy(host + t, batch.labels.data(), t * 4);
@@ -45,8 +49,8 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   }
   std::memcpy(host + kRows * t, batch.cu.data(), batch.cu.size() * 4);
   const std::int64_t used = kRows * tokens + static_cast<std::int64_t>(batch.cu.size());
-  const TensorView all = device_memory_.view({used}, DType::i32);
-  copy_tensor(all, host_.view({used}, DType::i32), stream);
+  const TensorView all = device_.rows(0, used);
+  copy_tensor(all, host_.rows(0, used), stream);
   const auto row = [&](std::int64_t r) { return all.rows(r * tokens, (r + 1) * tokens); };
   sequence_ = {};
   sequence_.tokens = row(0);

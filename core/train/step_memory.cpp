@@ -4,6 +4,7 @@
 
 #include "core/nn/losses.h"
 #include "core/train/balance_update.h"
+#include "core/train/sequence_buffers.h"
 #include "kernels/backend.h"
 
 namespace moesaic {
@@ -32,7 +33,7 @@ StepMemory measure_step(Model& model,
                         const StepExtents& extents,
                         const RecomputePolicy& policy) {
   const std::int64_t tokens = extents.tokens;
-  model.plan({tokens}, policy);
+  model.plan({tokens, extents.sequence}, policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = model.slot_bytes();
@@ -98,18 +99,18 @@ StepMemory measure_run(const config::Config& config,
     std::int64_t most_documents = 0;
     for (const auto& bound : documents)
       most_documents =
-          std::max(most_documents, bound.in(config.train.micro_batch_size, phase.sequence_length));
-    const StepMemory m =
-        measure_step(model,
-                     params,
-                     optimizer,
-                     device,
-                     static_cast<int>(config.run.threads),
-                     {.tokens = phase.sequence_length * config.train.micro_batch_size,
-                      .step_tokens = phase.sequence_length * config.train.global_batch_size,
-                      .most_documents = most_documents,
-                      .mtp = config.model.mtp.num_nextn_predict_layers > 0},
-                     policy);
+          std::max(most_documents, bound.in(phase.micro_batch_size, phase.sequence_length));
+    const StepMemory m = measure_step(model,
+                                      params,
+                                      optimizer,
+                                      device,
+                                      static_cast<int>(config.run.threads),
+                                      {.tokens = phase.micro_batch_tokens(),
+                                       .sequence = phase.sequence_length,
+                                       .step_tokens = phase.step_tokens(),
+                                       .most_documents = most_documents,
+                                       .mtp = config.model.mtp.num_nextn_predict_layers > 0},
+                                      policy);
     most.scratch = std::max(most.scratch, m.scratch);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
@@ -117,25 +118,22 @@ StepMemory measure_run(const config::Config& config,
   return most;
 }
 
-StepBuffers step_buffers(const config::Config& config,
-                         const std::vector<Phase>& phases,
+StepBuffers step_buffers(const std::vector<Phase>& phases,
                          Model& model,
                          const ParameterStore& params,
                          int ranks) {
-  const auto& train = config.train;
   StepBuffers sizes;
-  sizes.micro_batches = train.global_batch_size / ranks / train.micro_batch_size;
   std::int64_t experts = 0;  // over all layers with the exact rule
   for (const auto& named : model.moe_layers()) {
     const MoeOptions& o = named.moe->options();
     experts += o.bias_rule == BiasRule::quantile_exact ? o.experts : 0;
   }
   for (const Phase& phase : phases) {
-    sizes.micro_batch_tokens =
-        std::max(sizes.micro_batch_tokens, phase.sequence_length * train.micro_batch_size);
-    const auto margins =
-        static_cast<std::size_t>(phase.sequence_length * train.global_batch_size * experts) *
-        byte_size(params.precision().stats);
+    const auto batches = static_cast<std::size_t>(phase.micro_batches(ranks)) *
+                         SequenceBuffers::bytes_for(phase.micro_batch_tokens());
+    const auto margins = static_cast<std::size_t>(phase.step_tokens() * experts) *
+                         byte_size(params.precision().stats);
+    sizes.batches = std::max(sizes.batches, batches);
     sizes.margins = std::max(sizes.margins, margins);
   }
   return sizes;

@@ -20,18 +20,17 @@ struct StepMemory {
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
 struct StepBuffers {
-  std::int64_t micro_batches = 0;       ///< of one rank in a step
-  std::int64_t micro_batch_tokens = 0;  ///< at most
-  std::size_t margins = 0;              ///< bytes that the exact balancing rule needs
+  std::size_t batches = 0;  ///< bytes of all micro-batches of a rank's step
+  std::size_t margins = 0;  ///< bytes that the exact balancing rule needs
 };
-StepBuffers step_buffers(const config::Config& config,
-                         const std::vector<Phase>& phases,
+StepBuffers step_buffers(const std::vector<Phase>& phases,
                          Model& model,
                          const ParameterStore& params,
                          int ranks);
 
 struct StepExtents {
   std::int64_t tokens = 0;          ///< of a micro-batch
+  std::int64_t sequence = 0;        ///< no document is longer; 0 = tokens
   std::int64_t step_tokens = 0;     ///< of the global batch
   std::int64_t most_documents = 0;  ///< of a micro-batch
   bool mtp = false;                 ///< micro-batches carry targets of the MTP module

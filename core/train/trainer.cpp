@@ -18,6 +18,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What lies one behind the other in host memory begins at multiples of 8 bytes.
+std::size_t padded(std::size_t bytes) {
+  return (bytes + 7) / 8 * 8;
+}
+
 double host_value(ConstTensorView view, std::int64_t i) {
   switch (view.dtype()) {
     case DType::f64:
@@ -52,7 +57,6 @@ std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
 
 void Trainer::check_layout() const {
   const auto& config = *parts_.config;
-  const std::int64_t batch = config.train.global_batch_size, micro = config.train.micro_batch_size;
   if (config.parallel.dp && *config.parallel.dp != ranks()) {
     throw UsageError(fmt::format(
         "parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key",
@@ -60,35 +64,35 @@ void Trainer::check_layout() const {
         ranks(),
         *config.parallel.dp));
   }
-  if (batch % (micro * ranks()) != 0) {
+  for (const Phase& phase : phases_) {
+    const std::int64_t batch = phase.global_batch_size, micro = phase.micro_batch_size;
     const std::int64_t unit = micro * ranks();
-    throw UsageError(
-        fmt::format("train.global_batch_size: {} is not a multiple of train.micro_batch_size ({}) "
-                    "x {} rank(s). Nearest valid: {}{}",
-                    batch,
-                    micro,
-                    ranks(),
-                    batch > unit ? fmt::format("{}, ", batch / unit * unit) : "",
-                    (batch / unit + 1) * unit));
+    if (batch % unit == 0) continue;
+    throw UsageError(fmt::format(
+        "train.global_batch_size{}: {} is not a multiple of train.micro_batch_size ({}) x {} "
+        "rank(s). Nearest valid: {}{}",
+        phases_.size() > 1 ? fmt::format(" of phase {}", phase.index) : "",
+        batch,
+        micro,
+        ranks(),
+        batch > unit ? fmt::format("{}, ", batch / unit * unit) : "",
+        (batch / unit + 1) * unit));
   }
 }
 
 // The arenas are sized once, for the phase that needs most; only the first step of a phase allocates (its batches).
 // Text that is too short for a later phase must not stop the run when that phase begins.
 void Trainer::check_data() const {
-  const auto& config = *parts_.config;
   for (const Phase& phase : phases_) {
-    const data::PackedDataset windows(parts_.train,
-                                      static_cast<std::uint64_t>(config.run.seed),
-                                      phase.index,
-                                      phase.sequence_length);
-    if (parts_.valid) const data::ValidationSet held_out(parts_.valid, phase.sequence_length, 1);
+    for (const auto& set : parts_.train.sets)
+      data::num_windows(set.source, phase.sequence_length);
+    if (parts_.valid) data::num_windows(parts_.valid, phase.sequence_length);
   }
 }
 
 void Trainer::allocate() {
   const auto& config = *parts_.config;
-  std::vector<data::DocumentBound> documents{data::DocumentBound(*parts_.train)};
+  std::vector<data::DocumentBound> documents{parts_.train.document_bound()};
   if (parts_.valid) documents.emplace_back(*parts_.valid);
   memory_ = measure_run(config,
                         phases_,
@@ -113,22 +117,37 @@ void Trainer::allocate() {
   if (ranks() > 1)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.world, parts_.stream_mode);
-  // What a step reports comes back in one go: the losses, then the counts of the experts.
+  // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
-    bytes += parts_.params->buffer(named.moe->counts()).bytes();
+    bytes += padded(parts_.params->buffer(named.moe->counts()).bytes()) +
+             padded(parts_.params->buffer(named.moe->bias()).bytes());
   host_results_ = make_host_buffer(bytes, parts_.device, "results, host");
 }
 
 // For the phase that needs most, so that nothing is allocated once training has begun.
 void Trainer::allocate_batches() {
-  const auto& config = *parts_.config;
-  const StepBuffers sizes = step_buffers(config, phases_, *parts_.model, *parts_.params, ranks());
-  const bool mtp = config.model.mtp.num_nextn_predict_layers > 0;
-  for (std::int64_t i = 0; i < sizes.micro_batches; ++i)
-    micro_batches_.push_back(
-        std::make_unique<SequenceBuffers>(sizes.micro_batch_tokens, parts_.device, mtp));
+  const StepBuffers sizes = step_buffers(phases_, *parts_.model, *parts_.params, ranks());
+  host_batches_ = make_host_buffer(sizes.batches, parts_.device, "batches, host");
+  batch_memory_ = Buffer(sizes.batches, parts_.device, "batches");
   if (sizes.margins > 0) margin_memory_ = Buffer(sizes.margins, parts_.device, "balance margins");
+}
+
+// Phases with longer sequences have fewer or smaller micro-batches, in the same memory.
+void Trainer::place_batches(const Phase& phase) {
+  const bool mtp = parts_.config->model.mtp.num_nextn_predict_layers > 0;
+  const std::int64_t tokens = phase.micro_batch_tokens();
+  const std::size_t bytes = SequenceBuffers::bytes_for(tokens);
+  const Shape shape{static_cast<std::int64_t>(bytes / 4)};
+  micro_batches_.clear();
+  for (std::int64_t i = 0; i < phase.micro_batches(ranks()); ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * bytes;
+    micro_batches_.push_back(
+        std::make_unique<SequenceBuffers>(tokens,
+                                          host_batches_.view(shape, DType::i32, at),
+                                          batch_memory_.view(shape, DType::i32, at),
+                                          mtp));
+  }
 }
 
 void Trainer::enter_phase(const Phase& phase) {
@@ -137,17 +156,18 @@ void Trainer::enter_phase(const Phase& phase) {
   phase_ = phase.index;
   prepared_step_ = -1;
   const auto& config = *parts_.config;
-  const std::int64_t tokens = phase.sequence_length * config.train.micro_batch_size;
-  parts_.model->plan({tokens}, parts_.recompute);
+  const std::int64_t tokens = phase.micro_batch_tokens();
+  place_batches(phase);
+  parts_.model->plan({tokens, phase.sequence_length}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
-  dataset_ = std::make_unique<data::PackedDataset>(parts_.train,
-                                                   static_cast<std::uint64_t>(config.run.seed),
-                                                   phase.index,
-                                                   phase.sequence_length);
+  dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
+                                                    static_cast<std::uint64_t>(config.run.seed),
+                                                    phase.index,
+                                                    phase.sequence_length);
   if (parts_.valid) {
-    const std::int64_t wanted = config.train.eval_batches * config.train.global_batch_size;
+    const std::int64_t wanted = config.train.eval_batches * phase.global_batch_size;
     validation_ =
         std::make_unique<data::ValidationSet>(parts_.valid, phase.sequence_length, wanted);
   }
@@ -208,14 +228,13 @@ TensorView Trainer::some_gradient() const {
 
 // What step `step` (from 0) reads, a pure function of its number; made while the device is busy with the step before.
 void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
-  const auto& train = parts_.config->train;
-  const std::int64_t first = (step - phase.begin) * train.global_batch_size;
+  const std::int64_t first = (step - phase.begin) * phase.global_batch_size;
   const data::SampleRange share =
-      data::share_of_rank(first, train.global_batch_size, rank(), ranks());
+      data::share_of_rank(first, phase.global_batch_size, rank(), ranks());
   prepared_.clear();
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
-    const std::int64_t offset = static_cast<std::int64_t>(i) * train.micro_batch_size;
-    prepared_.push_back(dataset_->batch({share.first + offset, train.micro_batch_size}));
+    const std::int64_t offset = static_cast<std::int64_t>(i) * phase.micro_batch_size;
+    prepared_.push_back(dataset_->batch({share.first + offset, phase.micro_batch_size}));
   }
   prepared_step_ = step;
 }
@@ -227,20 +246,28 @@ void Trainer::load_batches(const Phase& phase) {
 }
 
 // Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
-StepScalars Trainer::count_batches(const Phase& phase) {
-  std::int64_t valid = 0, mtp = 0, documents = 0, tokens = 0;
+BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
+  BatchCounts own;
+  own.stop_wish = stop_wish;
   for (const auto& m : micro_batches_) {
-    valid += m->valid_targets();
-    mtp += m->mtp_targets();
-    documents += m->documents();
-    tokens += m->sequence().num_tokens();
+    own.valid_targets += m->valid_targets();
+    own.mtp_targets += m->mtp_targets();
+    own.documents += m->documents();
+    own.tokens += m->sequence().num_tokens();
   }
+  return over_ranks(own, parts_.world);
+}
+
+StepScalars Trainer::step_scalars(const Phase& phase, const BatchCounts& counts) const {
+  const auto at_least_one = [](std::int64_t n) {
+    return static_cast<double>(std::max<std::int64_t>(1, n));
+  };
   StepScalars s;
   s.learning_rate = phase.learning_rate(step_ + 1);
-  s.loss_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(valid)));
-  s.mtp_divisor = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(mtp)));
-  s.documents = static_cast<double>(std::max<std::int64_t>(1, sum_over_ranks(documents)));
-  s.tokens = static_cast<double>(sum_over_ranks(tokens));
+  s.loss_divisor = at_least_one(counts.valid_targets);
+  s.mtp_divisor = at_least_one(counts.mtp_targets);
+  s.documents = at_least_one(counts.documents);
+  s.tokens = static_cast<double>(counts.tokens);
   s.step = static_cast<double>(step_ + 1);
   return s;
 }
@@ -290,11 +317,19 @@ RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
 }
 
 StepStats Trainer::step() {
+  std::int64_t no_wish = 0;
+  return step_unless_stopped(no_wish).value();
+}
+
+std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
   const auto start = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
   enter_phase(phase);
   load_batches(phase);
-  const StepScalars scalars = count_batches(phase);
+  const BatchCounts counts = count_batches(stop_wish);
+  stop_wish = counts.stop_wish;
+  if (stop_wish > 0) return std::nullopt;
+  const StepScalars scalars = step_scalars(phase, counts);
   parts_.optimizer->begin_step(scalars, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
@@ -340,7 +375,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   Stream& stream = backend_->stream();
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
-  const std::vector<TensorView> counts = download_expert_counts();
+  const std::vector<HostExperts> experts = download_experts(reports_experts(step_ + 1));
   parts_.optimizer->download_outcome(stream);
   stream.synchronize();
   if (reduction_) reduction_->synchronize();
@@ -356,7 +391,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.skipped = outcome.skipped;
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
-  stats.experts = expert_loads(counts);
+  stats.experts = expert_loads(experts);
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
@@ -365,42 +400,58 @@ TensorView Trainer::host_losses() const {
   return host_results_.view({kNumLosses}, losses_.dtype());
 }
 
-// Enqueues the copies; one host view per mixture.
-std::vector<TensorView> Trainer::download_expert_counts() {
-  std::vector<TensorView> all;
+bool Trainer::reports_experts(std::int64_t step) const {
+  const auto& log = parts_.config->log;
+  return (log.expert_every > 0 && step % log.expert_every == 0) ||
+         (log.detail_every > 0 && step % log.detail_every == 0);
+}
+
+// Enqueues the copies of a mixture's counts and, in steps that report them, of its router's bias.
+std::vector<Trainer::HostExperts> Trainer::download_experts(bool with_bias) {
+  std::vector<HostExperts> all;
   std::size_t at = kNumLosses * 8;
+  const auto download = [&](BufferId id) {
+    const TensorView from = parts_.params->buffer(id);
+    const TensorView to = host_results_.view(from.shape(), from.dtype(), at);
+    copy_tensor(to, from, backend_->stream());
+    at += padded(from.bytes());
+    return to;
+  };
   for (const auto& named : parts_.model->moe_layers()) {
-    const TensorView counts = parts_.params->buffer(named.moe->counts());
-    all.push_back(host_results_.view(counts.shape(), counts.dtype(), at));
-    copy_tensor(all.back(), counts, backend_->stream());
-    at += counts.bytes();
+    HostExperts& layer = all.emplace_back();
+    layer.tokens = download(named.moe->counts());
+    if (with_bias) layer.bias = download(named.moe->bias());
   }
   return all;
 }
 
-std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<TensorView>& counts) {
+std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& experts) {
   std::vector<ExpertLoad> loads;
   const auto layers = parts_.model->moe_layers();
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    ExpertLoad load;
+    const HostExperts& host = experts[l];
+    const auto* tokens = host.tokens.as<std::int64_t>();
+    ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
-    double sum = 0, most = 0;
-    for (std::int64_t e = 0; e < counts[l].numel(); ++e) {
-      const double n = host_value(counts[l], e);
-      sum += n;
-      most = std::max(most, n);
-      load.dead_experts += n == 0 ? 1 : 0;
+    if (host.bias.empty()) {
+      load.tokens.clear();
+    } else {
+      for (std::int64_t e = 0; e < host.bias.numel(); ++e) {
+        const double bias = host_value(host.bias, e);
+        load.bias_min = std::min(load.bias_min.value_or(bias), bias);
+        load.bias_max = std::max(load.bias_max.value_or(bias), bias);
+      }
     }
-    load.max_over_mean = sum > 0 ? most * static_cast<double>(counts[l].numel()) / sum : 0;
-    loads.push_back(load);
+    loads.push_back(std::move(load));
   }
   return loads;
 }
 
-EvalStats Trainer::evaluate(bool whole) {
+EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
-  enter_phase(phase_of(phases_, std::max<std::int64_t>(1, step_)));
-  const std::int64_t micro = parts_.config->train.micro_batch_size;
+  const Phase& phase = phase_of(phases_, std::max<std::int64_t>(1, step_));
+  enter_phase(phase);
+  const std::int64_t micro = phase.micro_batch_size;
   std::unique_ptr<data::ValidationSet> all;
   if (whole) {
     all = std::make_unique<data::ValidationSet>(
@@ -410,6 +461,7 @@ EvalStats Trainer::evaluate(bool whole) {
   const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
   zero_tensor(losses_, backend_->stream());
   std::int64_t valid = 0;
+  if (progress != nullptr) progress->set_total((batches - rank() + ranks() - 1) / ranks());
   for (std::int64_t b = rank(); b < batches; b += ranks()) {
     SequenceBuffers& buffers = *micro_batches_[0];
     backend_->stream().synchronize();  // the previous window may still be read
@@ -417,6 +469,7 @@ EvalStats Trainer::evaluate(bool whole) {
     valid += buffers.valid_targets();
     RunContext c = context(buffers, false);
     parts_.model->forward(c, *activations_);
+    if (progress != nullptr) progress->add(1);
   }
   if (ranks() > 1) parts_.world->all_reduce(losses_, ReduceOp::sum, backend_->stream());
   const TensorView host = host_losses();

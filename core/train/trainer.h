@@ -9,15 +9,18 @@
 
 #include "comm/communicator.h"
 #include "core/config/config.h"
+#include "core/data/blend.h"
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/batch_counts.h"
 #include "core/train/gradient_reduction.h"
-#include "core/train/metrics.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
+#include "core/train/run_sink.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
+#include "core/train/step_record.h"
 #include "kernels/backend.h"
 
 namespace moesaic {
@@ -33,6 +36,14 @@ struct StepStats {
   std::int64_t tokens = 0;  ///< of the global batch
   bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
   std::vector<ExpertLoad> experts;
+};
+
+/// What a data set has given to the steps so far.
+struct DataUse {
+  std::string name;
+  double share = 0;  ///< of the samples, as the weights ask
+  std::int64_t samples = 0, tokens = 0;
+  double epochs = 0;  ///< windows drawn / windows of an epoch, added up over the phases
 };
 
 struct EvalStats {
@@ -51,7 +62,8 @@ class Trainer {
     ParameterStore* params = nullptr;  ///< sealed and initialised
     Model* model = nullptr;
     Optimizer* optimizer = nullptr;
-    std::shared_ptr<const data::TokenSource> train, valid;  ///< valid may be null
+    data::Blend train;
+    std::shared_ptr<const data::TokenSource> valid;  ///< may be null
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
@@ -63,17 +75,27 @@ class Trainer {
   std::int64_t consecutive_bad_steps() const noexcept { return bad_steps_; }
   /// One update of the whole global batch.
   StepStats step();
+  /// The same, unless a rank has a wish above 0: then no rank does a step. `stop_wish`: in, this rank's; out, the highest
+  /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
+  std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
   /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
-  EvalStats evaluate(bool whole = false);
+  /// `progress` counts the batches of this rank.
+  EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
+  /// Those of the model: parameters, and buffers that are stored like them (router biases).
+  std::vector<StateTensor> weights() const;
   StateValues values() const;
   void load_values(const StateValues& values);
+  /// After weights() alone were filled, at step 0: what is derived from them follows.
+  void weights_were_loaded();
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Of every data set, over all steps of the run; a function of the step and the configuration.
+  std::vector<DataUse> data_use() const;
   /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
   void observe(OpObserver* observer) { backend_->observe(observer); }
   void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
@@ -87,20 +109,26 @@ class Trainer {
   std::string data_order() const;
   void allocate();
   void allocate_batches();
+  void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
   void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
-  StepScalars count_batches(const Phase& phase);
+  BatchCounts count_batches(std::int64_t stop_wish) const;
+  StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
-  std::vector<TensorView> download_expert_counts();
-  std::vector<ExpertLoad> expert_loads(const std::vector<TensorView>& counts);
+  struct HostExperts {
+    TensorView tokens, bias;  // of one mixture; bias is empty unless it is reported
+  };
+  bool reports_experts(std::int64_t step) const;
+  std::vector<HostExperts> download_experts(bool with_bias);
+  std::vector<ExpertLoad> expert_loads(const std::vector<HostExperts>& experts);
 
   Parts parts_;
   std::vector<Phase> phases_;
@@ -109,13 +137,13 @@ class Trainer {
   std::unique_ptr<BackendOwner> backend_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
-  Buffer slot_memory_, losses_memory_, margin_memory_;
+  Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
   TensorView losses_;
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   std::unique_ptr<Model::MicroBatch> activations_;
-  std::unique_ptr<data::PackedDataset> dataset_;
+  std::unique_ptr<data::BlendedDataset> dataset_;
   std::vector<data::Batch> prepared_;  // of step prepared_step_
   std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;

@@ -1,5 +1,6 @@
 // What a checkpoint holds of a trainer.
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -46,15 +47,33 @@ std::vector<StateTensor> Trainer::state() const {
   return all;
 }
 
+std::vector<StateTensor> Trainer::weights() const {
+  std::vector<StateTensor> all = weight_tensors(*parts_.params);
+  std::erase_if(all, [](const StateTensor& t) { return t.name.starts_with("buffer/"); });
+  return all;
+}
+
+void Trainer::weights_were_loaded() {
+  MOESAIC_CHECK(step_ == 0, "weights alone are loaded before the first step");
+  refresh_weights(*parts_.params, backend_->backend());
+}
+
 // What decided which samples were used up to this step. Later phases may still change, and the present one's end.
 std::string Trainer::data_order() const {
   std::string text = fmt::format("run.seed={} train.global_batch_size={} tokens of data.train={}",
                                  parts_.config->run.seed,
                                  parts_.config->train.global_batch_size,
-                                 parts_.train->num_tokens());
+                                 parts_.train.num_tokens());
+  if (parts_.train.sets.size() > 1) {
+    for (const auto& set : parts_.train.sets)
+      text += fmt::format(" (weight {} tokens {})", set.weight, set.source->num_tokens());
+  }
   for (const Phase& p : phases_) {
     if (p.begin == 0 || p.begin < step_)
       text += fmt::format(" sequence_length={} after step {}", p.sequence_length, p.begin);
+    if ((p.begin == 0 || p.begin < step_) &&
+        p.global_batch_size != parts_.config->train.global_batch_size)
+      text += fmt::format(" in batches of {}", p.global_batch_size);
   }
   return text;
 }
@@ -94,6 +113,29 @@ void Trainer::load_values(const StateValues& values) {
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
   phase_ = -1;
+}
+
+std::vector<DataUse> Trainer::data_use() const {
+  const auto& sets = parts_.train.sets;
+  const std::vector<double> weights = parts_.train.weights();
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<DataUse> use;
+  for (const auto& set : sets)
+    use.push_back({set.source->name(), set.weight / all, 0, 0, 0});
+  for (const Phase& p : phases_) {
+    const std::int64_t steps = std::min(step_, p.until) - p.begin;
+    if (steps <= 0) break;
+    const data::BlendOrder order(
+        weights, static_cast<std::uint64_t>(parts_.config->run.seed), p.index);
+    const auto counts = order.counts(steps * p.global_batch_size);
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+      use[i].samples += counts[i];
+      use[i].tokens += counts[i] * p.sequence_length;
+      use[i].epochs += static_cast<double>(counts[i]) /
+                       static_cast<double>(data::num_windows(sets[i].source, p.sequence_length));
+    }
+  }
+  return use;
 }
 
 }  // namespace moesaic

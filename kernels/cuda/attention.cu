@@ -8,7 +8,7 @@ namespace {
 // With a selection "tiled" still walks all keys and masks. Keys and values are per head here, so a
 // query that gathers its k selected ones shares nothing with its neighbours: it moves 512 + 2 dr bytes
 // per key and head, where a tile of 128 queries moves as much per key for all of them. Gathering pays
-// in the absorbed form only, which has other inputs.
+// in the absorbed form only, which is another op (SparseMlaForward).
 template <class Op>
 void choose(CudaContext& context, const Op& op) {
   if (cuda::attention_is_tiled(context, op)) {

@@ -98,8 +98,11 @@ __device__ void produce(const Shared<Dr>& shared,
             inside ? *reinterpret_cast<const uint4*>(words) : uint4{0, 0, 0, 0};
       }
     }
-    __syncwarp();
-    if (lane != 0) continue;
+    // Every lane says that its part of the rows' data is there.
+    if (lane != 0) {
+      mbarrier_arrive(&barriers.full[s]);
+      continue;
+    }
     constexpr int kColumnBlock = kQueries * kRowBytes;
     mbarrier_arrive_expect(&barriers.full[s], Shared<Dr>::kQuery + Shared<Dr>::kGradient);
 #pragma unroll
@@ -254,7 +257,8 @@ __device__ void consume(const Shared<Dr>& shared,
     wgmma_wait<0>();
     pin_registers(dv);
     pin_registers(dk);
-    if (lane == 0) mbarrier_arrive(&barriers.empty[stage]);
+    // Every lane: the producer writes the rows' data again with ordinary stores.
+    mbarrier_arrive(&barriers.empty[stage]);
     ring.advance();
   }
 #pragma unroll
@@ -300,8 +304,8 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(&barriers.key, 1);
     for (int s = 0; s < kStages; ++s) {
-      mbarrier_init(&barriers.full[s], 1);
-      mbarrier_init(&barriers.empty[s], kConsumerWarps);
+      mbarrier_init(&barriers.full[s], kWarp);
+      mbarrier_init(&barriers.empty[s], kConsumerThreads);
     }
     fence_mbarrier_init();
   }

@@ -21,6 +21,7 @@ void check_blas(cublasStatus_t status, const char* call);
 struct GemmKey {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t batch = 1;  ///< for which the algorithm is chosen
+  std::int64_t pitch_a = 0, pitch_b = 0, pitch_c = 0;
   bool transpose_a = false, transpose_b = false, accumulate = false;
   DType input = DType::f32, output = DType::f32;
   std::uint32_t align_a = 0, align_b = 0, align_c = 0;  ///< bytes

@@ -94,6 +94,7 @@ void start_keeping(CudaContext& context, CrossEntropyArgs<T, D, A> args) {
   MOESAIC_CUDA_CALL(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMost * sizeof(T))));
   kernel<<<grid_for(context, args.rows, 1), kKeepThreads, bytes, native_stream(context)>>>(args);
+  check_launch("kernel cross_entropy, rows kept");
 }
 
 // Rows of 16-byte accesses that the gradient has to read again.

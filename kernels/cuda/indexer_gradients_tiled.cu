@@ -68,12 +68,13 @@ struct Ring {
   }
 };
 
-__device__ Shared& shared_memory(unsigned char* raw) {
+// `producers`: threads that arrive when a stage is full.
+__device__ Shared& shared_memory(unsigned char* raw, std::uint32_t producers) {
   auto& s =
       *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&s.full[i], 1);
+      mbarrier_init(&s.full[i], producers);
       mbarrier_init(&s.empty[i], 128 * kGroups);
     }
     fence_mbarrier_init();
@@ -148,17 +149,19 @@ __device__ __forceinline__ void accumulate(float (&sum)[64],
   pin_registers(sum);
 }
 
-// grid (blocks of kGroups x 64 keys, chunks of queries): parts[chunk] += for the queries [first, first + rows) of the chunk.
+// grid (blocks of kGroups x 64 keys, chunks of the queries [first, first + rows)): parts[chunk] += for the chunk's queries.
 __global__ void __launch_bounds__(kThreads, 1)
     keys_kernel(const __grid_constant__ CUtensorMap queries, Args a) {
   extern __shared__ unsigned char raw[];
-  auto& s = shared_memory(raw);
+  auto& s = shared_memory(raw, kWarp);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t block = std::int64_t{blockIdx.x} * kGroups * kKeys,
-                     chunk = std::int64_t{blockIdx.y} * a.chunk_queries,
-                     from = max(max(a.first, chunk), block),
+                     chunk = a.first + std::int64_t{blockIdx.y} * a.chunk_queries,
+                     from = max(chunk, block),
                      to = min(a.first + a.rows, chunk + a.chunk_queries);
+  // Nearly all blocks of packed documents: no query of the chunk sees these keys, and the part keeps its sum.
+  if (!a.fresh && (from >= to || a.see.begins[from] >= block + kGroups * kKeys)) return;
   const auto wanted = [&](std::int64_t t) {
     if (a.see.begins[t] >= block + kGroups * kKeys || a.see.position(t) < block) return false;
     if (a.selection.words == nullptr) return true;
@@ -176,8 +179,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_wait(&s.empty[ring.stage], ring.parity);
       for (int j = lane; j < kHeads; j += kWarp)
         s.w[ring.stage][j] = a.weight(t, j);
-      __syncwarp();
-      if (lane == 0) {
+      // Every lane says that its weights are there.
+      if (lane != 0) {
+        mbarrier_arrive(&s.full[ring.stage]);
+      } else {
         mbarrier_arrive_expect(&s.full[ring.stage], 2 * kHalf);
         auto* rows = s.stages[ring.stage].rows;
         tma_load_3d(rows, &queries, &s.full[ring.stage], 0, 0, static_cast<int>(t));
@@ -230,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 __global__ void __launch_bounds__(kThreads, 1)
     queries_kernel(const __grid_constant__ CUtensorMap keys, Args a) {
   extern __shared__ unsigned char raw[];
-  auto& s = shared_memory(raw);
+  auto& s = shared_memory(raw, 1);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t t0 = a.first +
@@ -335,7 +340,8 @@ void gradients_tiled(const CudaContext& context,
                      const QueryKeys& see,
                      const SelectionWords& selection,
                      std::int64_t first,
-                     std::int64_t rows) {
+                     std::int64_t rows,
+                     std::int64_t rows_at_a_time) {
   const std::int64_t n = see.keys, chunks = gradient_chunks(n);
   const Args args{.qi = reinterpret_cast<const __nv_bfloat16*>(op.qi.as<bf16>()),
                   .ki = reinterpret_cast<const __nv_bfloat16*>(op.ki.as<bf16>()),
@@ -349,7 +355,7 @@ void gradients_tiled(const CudaContext& context,
                   .rows = rows,
                   .parts = parts,
                   .fresh = first == 0,
-                  .chunk_queries = (n + chunks - 1) / chunks,
+                  .chunk_queries = (rows_at_a_time + chunks - 1) / chunks,
                   .dqi = reinterpret_cast<__nv_bfloat16*>(op.dqi.as<bf16>()),
                   .dw = op.dw.data()};
   const auto stream = native_stream(context);

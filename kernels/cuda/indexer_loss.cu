@@ -464,7 +464,8 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
                       args.see,
                       args.selection,
                       first,
-                      args.rows);
+                      args.rows,
+                      m.rows);
     } else {
       gradients<A, T>(context, op, m, args);
     }

@@ -83,8 +83,10 @@ __device__ void produce(const CUtensorMap& map,
           a.factor * (a.wide_w ? static_cast<const float*>(a.w)[i]
                                : __bfloat162float(static_cast<const __nv_bfloat16*>(a.w)[i]));
     }
-    __syncwarp();
-    if (lane == 0) {
+    // Every lane says that its weights are there.
+    if (lane != 0) {
+      mbarrier_arrive(&s.full[stage]);
+    } else {
       mbarrier_arrive_expect(&s.full[stage], 2 * kHalf);
       const int row = static_cast<int>(t);
       tma_load_3d(s.stages[stage].q, &map, &s.full[stage], 0, 0, row);
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (from >= to || a.see.begins[from] >= key + kKeys) return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&s.full[i], 1);
+      mbarrier_init(&s.full[i], kWarp);
       mbarrier_init(&s.empty[i], 128 * kGroups);
     }
     fence_mbarrier_init();

@@ -37,11 +37,12 @@ void target_tiled(const CudaContext& context,
 
 /// Whether gradients_tiled() takes these sizes.
 bool gradients_tiled_takes(const IndexerLoss& op);
-/// Pieces that the sum over queries of dki is cut into.
+/// Pieces that the queries of one call are cut into, each with its own sum of dki: with packed documents few keys are seen
+/// by a call's queries, and the pieces are what fills the device.
 std::int64_t gradient_chunks(std::int64_t queries);
 
 /// dqi and dw of the queries [first, first + rows), and their share of dki: parts [gradient_chunks, keys, 128] f32 is
-/// written when first = 0, else added to. d_index [rows, keys] f32 is d loss / d score; it must be 0 where a query sees
+/// written when first = 0, else added to. `rows_at_a_time` is what all calls but the last one pass as `rows`. d_index [rows, keys] f32 is d loss / d score; it must be 0 where a query sees
 /// a key that its selection does not hold.
 void gradients_tiled(const CudaContext& context,
                      const IndexerLoss& op,
@@ -50,6 +51,7 @@ void gradients_tiled(const CudaContext& context,
                      const QueryKeys& see,
                      const SelectionWords& selection,
                      std::int64_t first,
-                     std::int64_t rows);
+                     std::int64_t rows,
+                     std::int64_t rows_at_a_time);
 
 }  // namespace moesaic::cuda

@@ -1,7 +1,8 @@
 // Muon: row blocks of one height that lie evenly go through the iteration (newton_schulz.h) in
 // groups. A kernel lays them out as wide matrices, updating the momentum; another applies the
-// result. Paths: "bf16" and "split" (f32 products from bf16 halves), or "plain" in the master dtype;
-// with blocks of several heights, that of the last kind that is not plain.
+// result. Paths: "bf16_halved" (bf16, symmetric products by half), "bf16" and "split" (f32 products from
+// bf16 halves), or "plain" in the master dtype; with blocks of several heights, that of the last kind that
+// is not plain.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -91,10 +92,10 @@ __device__ __forceinline__ void to_wide(A* x, const Run& run, std::int64_t i, Ge
 }
 
 // Calls put(element of the tensor, value of the wide matrix blockIdx.z) for every element of block i.
-template <class A, class Put>
-__device__ __forceinline__ void from_wide(const A* x, const Run& run, std::int64_t i, Put&& put) {
-  __shared__ A tile[kTile][kTile + 1];
-  const A* wide = x + std::int64_t{blockIdx.z} * run.rows * run.cols;
+template <class X, class Put>
+__device__ __forceinline__ void from_wide(const X* x, const Run& run, std::int64_t i, Put&& put) {
+  __shared__ X tile[kTile][kTile + 1];
+  const X* wide = x + std::int64_t{blockIdx.z} * run.rows * run.cols;
   const std::int64_t start = run.start(i);
   const std::int64_t r0 = std::int64_t{blockIdx.y} * kTile, c = std::int64_t{blockIdx.x} * kTile;
   if (run.flip()) {
@@ -119,10 +120,19 @@ __global__ void __launch_bounds__(kTile* kTileRows)
     load_kernel(A* x, const A* from, Run run, std::int64_t first) {
   to_wide(x, run, first + blockIdx.z, [&](std::int64_t at) { return from[at]; });
 }
-template <class A>
+template <class A, class X>
 __global__ void __launch_bounds__(kTile* kTileRows)
-    store_kernel(A* to, const A* x, Run run, std::int64_t first) {
-  from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, A v) { to[at] = v; });
+    store_kernel(A* to, const X* x, Run run, std::int64_t first) {
+  from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, X v) { to[at] = widen<A>(v); });
+}
+
+// Calls f(pointer to the results of an iteration), which may be narrower than A.
+template <class A, class F>
+void with_result(const TensorView& x, F&& f) {
+  if constexpr (std::is_same_v<A, float>) {
+    if (x.dtype() == DType::bf16) return f(reinterpret_cast<const __nv_bfloat16*>(x.as<bf16>()));
+  }
+  f(static_cast<const A*>(x.as<A>()));
 }
 
 template <class A>
@@ -171,16 +181,16 @@ struct SplitMaster {
 };
 
 // The fused multiply-add is written out: both forms of a master get the same bits.
-template <class A, class Master>
+template <class A, class X, class Master>
 __global__ void __launch_bounds__(kTile* kTileRows)
-    apply_kernel(Master master, const A* x, Run run, std::int64_t first, Step<A> step) {
+    apply_kernel(Master master, const X* x, Run run, std::int64_t first, Step<A> step) {
   if (step.skips()) return;
   const double lr = step.slot(StepScalar::learning_rate) * step.lr_scale;
   const auto keep =
       static_cast<A>(1.0 - lr * step.weight_decay * step.slot(StepScalar::weight_decay_scale));
   const auto length = static_cast<A>(lr * 0.2 * sqrt(static_cast<double>(max(run.rows, run.cols))));
-  from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, A direction) {
-    master.set(at, fma(-length, direction, keep * master.get(at)));
+  from_wide(x, run, first + blockIdx.z, [&](std::int64_t at, X direction) {
+    master.set(at, fma(-length, widen<A>(direction), keep * master.get(at)));
   });
 }
 
@@ -202,19 +212,17 @@ void for_each_group(
     NewtonSchulzShape shape{.rows = run.m(), .cols = run.n(), .dtype = dtype};
     if (may_specialise(context) && shape.suits_tensor_cores()) {
       shape.products = op.bf16_products ? SchulzProducts::bf16 : SchulzProducts::split;
-      path = op.bf16_products ? "bf16" : "split";
+      path = shape.halves_products() ? "bf16_halved" : op.bf16_products ? "bf16" : "split";
     }
-    const std::int64_t total = op.batch() * run.per_matrix, group = std::min(total, shape.group());
+    const std::int64_t total = op.batch() * run.per_matrix, group = shape.group(context, total);
     const Arena::Mark mark(context.scratch);
     const auto ws = NewtonSchulzWorkspace::take(context.scratch, shape, group);
     if (is_dry(context)) continue;
     for (std::int64_t first = 0; first < total; first += group) {
       const std::int64_t count = std::min(group, total - first);
       load_blocks(run, first, count, ws.x);
-      check_launch("kernel muon: load");
       const TensorView result = newton_schulz(context, ws, count, op.num_iterations);
       store_blocks(run, first, count, result);
-      check_launch("kernel muon: store");
     }
   }
   report_path(context, op, path);
@@ -240,11 +248,15 @@ void update(CudaContext& context, const MuonUpdate& op, const Master& master) {
             run,
             first,
             step);
+        check_launch("kernel muon_update: momentum");
       },
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
-        apply_kernel<<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
-            master, static_cast<const A*>(x.as<A>()), run, first, step);
+        with_result<A>(x, [&](const auto* result) {
+          apply_kernel<<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
+              master, result, run, first, step);
+          check_launch("kernel muon_update: apply");
+        });
       });
 }
 
@@ -273,11 +285,15 @@ void orthogonalise(CudaContext& context, const NewtonSchulz& op) {
         const Grid grid(run, count);
         load_kernel<A><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
             x.as<A>(), op.x.as<A>(), run, first);
+        check_launch("kernel newton_schulz: load");
       },
       [&](const Run& run, std::int64_t first, std::int64_t count, const TensorView& x) {
         const Grid grid(run, count);
-        store_kernel<A><<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
-            op.x.as<A>(), x.as<A>(), run, first);
+        with_result<A>(x, [&](const auto* result) {
+          store_kernel<<<grid.blocks, grid.threads, 0, native_stream(context)>>>(
+              op.x.as<A>(), result, run, first);
+          check_launch("kernel newton_schulz: store");
+        });
       });
 }
 

@@ -19,8 +19,12 @@ struct NewtonSchulzShape {
   /// How many matrices make a group: a function of the members above, so that the algorithms of the
   /// products, and with them the bits, do not depend on how many there are.
   std::int64_t group() const;
+  /// The same or fewer: how many of `total` go together on this device. Fewer only where bits do not depend on it.
+  std::int64_t group(const CudaContext& context, std::int64_t total) const;
   /// Whether the matrices can be rounded to bf16: f32, rows of whole 16-byte accesses, not small.
   bool suits_tensor_cores() const;
+  /// Whether symmetric results are formed by half (schulz_products.h).
+  bool halves_products() const;
 };
 
 /// Scratch of one group. Matrix i of `x` starts at element i rows cols.
@@ -42,7 +46,7 @@ struct NewtonSchulzWorkspace {
 };
 
 /// Enqueues X / (|X|_F + 1e-7) and `iterations` steps on the first `count` matrices of ws.x; returns where
-/// the results are. Not for dry streams.
+/// the results are, with bf16 products as bf16, else in the dtype of the matrices. Not for dry streams.
 TensorView newton_schulz(CudaContext& context,
                          const NewtonSchulzWorkspace& ws,
                          std::int64_t count,

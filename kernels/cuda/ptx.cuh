@@ -91,7 +91,19 @@ __device__ __forceinline__ bool mbarrier_try_wait(std::uint64_t* barrier, std::u
       : "memory");
   return done != 0;
 }
+/// In a build that looks for races (MOESAIC_CUDA_STRESS): every other call holds its warp back for up to a microsecond, so
+/// that the parts that warps play in a block meet in orders that they never take by themselves.
+__device__ __forceinline__ void stress_pause() {
+#ifdef MOESAIC_CUDA_STRESS
+  std::uint32_t x = (static_cast<std::uint32_t>(clock64()) ^ (threadIdx.x / 32 * 0x9e3779b9U) ^
+                     (blockIdx.x * 0x85ebca6bU)) *
+                    0xc2b2ae35U;
+  x = __shfl_sync(__activemask(), x ^ x >> 15, __ffs(static_cast<int>(__activemask())) - 1);
+  if ((x & 1U) != 0) __nanosleep(x >> 22);
+#endif
+}
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  stress_pause();
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
@@ -139,6 +151,24 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* shared,
       "r"(shared_address(barrier)),
       "r"(c0),
       "r"(c1),
+      "h"(blocks)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_3d_multicast(void* shared,
+                                                      const CUtensorMap* map,
+                                                      std::uint64_t* barrier,
+                                                      int c0,
+                                                      int c1,
+                                                      int c2,
+                                                      std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared_address(barrier)),
+      "r"(c0),
+      "r"(c1),
+      "r"(c2),
       "h"(blocks)
       : "memory");
 }
@@ -256,6 +286,12 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
 }
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Arrives at `barrier`, as one of the arrivals it was made for, when this thread's copies so far have been written. Readers
+/// by wgmma or TMA call fence_proxy_async() after waiting.
+__device__ __forceinline__ void cp_async_arrive(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 /// Waits for this thread's copies but the last N groups; other threads' need a barrier after it.
 template <int N>

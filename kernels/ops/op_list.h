@@ -17,6 +17,7 @@
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/guard.h"
+#include "kernels/ops/head_linear.h"
 #include "kernels/ops/indexer.h"
 #include "kernels/ops/initial_values.h"
 #include "kernels/ops/kda_chunk.h"
@@ -32,6 +33,7 @@
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
 #include "kernels/ops/short_conv.h"
+#include "kernels/ops/sparse_mla.h"
 #include "kernels/ops/topk.h"
 #include "kernels/ops/vocab_loss.h"
 
@@ -60,6 +62,7 @@ using AllOps = OpList<            //
     ClipFactor,                   //
     CombineRows,                  //
     ConcatColumns,                //
+    CopyHeadColumns,              //
     CrossEntropy,                 //
     DequantizeFp8Block,           //
     DequantizeMx,                 //
@@ -78,6 +81,8 @@ using AllOps = OpList<            //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //
     GuardFinite,                  //
+    HeadLinear,                   //
+    HeadLinearBackwardWeight,     //
     IndexerLoss,                  //
     IndexerSelect,                //
     InitialValues,                //
@@ -111,6 +116,8 @@ using AllOps = OpList<            //
     ShortConvTail,                //
     SigmoidGateBackward,          //
     SigmoidGateForward,           //
+    SparseMlaBackward,            //
+    SparseMlaForward,             //
     SplitColumns,                 //
     SumOfSquares,                 //
     TopK,                         //

@@ -86,17 +86,7 @@ std::string device_problem(Device device) {
   if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
   if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
   cudaGetLastError();
-  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
-  if (driver == 0)
-    return "no CUDA driver was found; install NVIDIA's driver ('nvidia-smi' should list the "
-           "devices), or use the CPU";
-  if (driver / 1000 < runtime / 1000) {
-    return fmt::format(
-        "the CUDA driver is too old: it supports CUDA {}, this moesaic was built with {}; install "
-        "a newer driver, build with an older toolkit, or use the CPU",
-        version(driver),
-        version(runtime));
-  }
+  if (std::string problem = driver_problem(driver, runtime); !problem.empty()) return problem;
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     cudaGetLastError();
@@ -134,6 +124,33 @@ std::string device_name(Device device) {
   cudaDeviceProp properties{};
   MOESAIC_CUDA_CALL(cudaGetDeviceProperties(&properties, device.ordinal));
   return properties.name;
+}
+
+DeviceFacts device_facts(Device device) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    MOESAIC_CUDA_CALL(cudaDeviceGetAttribute(&value, which, device.ordinal));
+    return value;
+  };
+  return {.major = attribute(cudaDevAttrComputeCapabilityMajor),
+          .minor = attribute(cudaDevAttrComputeCapabilityMinor),
+          .ecc = attribute(cudaDevAttrEccEnabled) != 0,
+          .clock_mhz = attribute(cudaDevAttrClockRate) / 1000,
+          .memory_clock_mhz = attribute(cudaDevAttrMemoryClockRate) / 1000};
+}
+
+int driver_version() noexcept {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess) return version;
+  cudaGetLastError();
+  return 0;
+}
+
+int runtime_version() noexcept {
+  int version = 0;
+  if (cudaRuntimeGetVersion(&version) == cudaSuccess) return version;
+  cudaGetLastError();
+  return 0;
 }
 
 void select_device(Device device) {

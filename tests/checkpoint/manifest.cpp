@@ -82,7 +82,7 @@ TEST_CASE("hostile numbers, types and structures are refused") {
   };
   const std::vector<Change> changes{
       {"/format", "\"zip\"", "not the manifest of a moesaic checkpoint"},
-      {"/schema", "2", "reads version 1"},
+      {"/schema", "3", "reads versions 1 and 2"},
       {"/schema", "\"1\"", "wrong type"},
       {"/step", "-1", "wrong type"},
       {"/step", "1.5", "wrong type"},
@@ -147,6 +147,8 @@ TEST_CASE("deep, broken and short texts are refused quickly") {
   REQUIRE(mentions(refusal(sealed_text("{\"a\": [{\"b\": [[")), "nested deeper"));
   REQUIRE(mentions(refusal(sealed_text("{\"a\": nope")), "not JSON"));
   REQUIRE(mentions(refusal(sealed_text("[1")), "not JSON"));
+  std::string zero = good().dump();
+  REQUIRE(mentions(refusal(sealed_text(zero + std::string(1, '\0'))), "a zero byte"));
   REQUIRE(mentions(refusal(""), "too few"));
   REQUIRE(mentions(refusal(sealed(good()) + " "), "does not end with its checksum"));
   std::string changed = sealed(good());

@@ -17,10 +17,12 @@ struct Result {
   std::string output;
 };
 
-/// Runs the executable through the shell. `streams`: redirections, such as "2>&1".
-Result moesaic(const std::string& arguments, const std::string& streams = "2>&1") {
+/// Runs the executable through the shell. `streams`: redirections, such as "2>&1"; `before`: what stands before its name.
+Result moesaic(const std::string& arguments,
+               const std::string& streams = "2>&1",
+               const std::string& before = "") {
   Result result;
-  FILE* pipe = popen((MOESAIC_BINARY " " + arguments + " " + streams).c_str(), "r");
+  FILE* pipe = popen((before + MOESAIC_BINARY " " + arguments + " " + streams).c_str(), "r");
   REQUIRE(pipe);
   std::array<char, 4096> buffer;
   for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
@@ -72,7 +74,8 @@ TEST_CASE("cli: schema and explain") {
   const Result key = moesaic("explain model.num_experts", "2>/dev/null");
   CHECK(key.code == 0);
   CHECK(contains(key.output, "Routed experts per MoE layer"));
-  for (const char* section : {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
+  for (const char* section :
+       {"run", "model", "train", "optimizer", "log"}) {  // train is a verb, too
     const Result r = moesaic(std::string("explain ") + section, "2>&1");
     INFO(section);
     CHECK(r.code == 0);
@@ -172,4 +175,60 @@ TEST_CASE("cli: output that cannot be written is an error") {
   const Result full = moesaic("schema", "2>&1 >/dev/full");
   CHECK(full.code == 4);
   CHECK(contains(full.output, "standard output could not be written"));
+}
+
+TEST_CASE("cli: a process that belongs to no MPI world is refused, and only where ranks matter") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  const auto under = [&](const std::string& variables, const std::string& arguments) {
+    return moesaic(arguments, "2>&1", "env " + variables + " ");
+  };
+  const std::string allocation = "SLURM_JOB_ID=7 SLURM_NTASKS=2";
+  const std::string step = allocation + " SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=";
+  const Result alone = under(allocation, "train " + config);
+  CHECK(alone.code == 2);
+  CHECK(contains(alone.output, "inside a Slurm allocation for 2 tasks"));
+  const Result first = under(step + "0", "train " + config);
+  CHECK(first.code == 2);
+  CHECK(contains(first.output, "srun --mpi=pmix -n 2"));
+  const Result second = under(step + "1", "train " + config);
+  CHECK(second.code == 2);
+  CHECK(second.output.empty());  // one of them speaks
+  const Result mpich = under("PMI_SIZE=2 PMI_RANK=0", "train " + config);
+  CHECK(mpich.code == 2);
+  CHECK(contains(mpich.output, "PMI_SIZE=2"));
+  CHECK(under(allocation, "plan " + config).code == 0);
+  CHECK(under(step + "1", "explain run.seed").code == 0);
+}
+
+TEST_CASE("cli: doctor") {
+  const std::string root = "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ";
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
+  const std::string temporary = std::filesystem::temp_directory_path().string();
+  const Result text =
+      moesaic("doctor " + config + " run.dir=" + temporary + "/not/there", "2>&1", root);
+  CHECK(text.code == 0);
+  for (const char* what :
+       {"launch", "MPI", "CUDA", "locked memory", "open files", "shared memory", "disk", "room"})
+    CHECK(contains(text.output, std::string(" ") + what + " "));
+  CHECK(contains(text.output, "0 failed"));
+  CHECK_FALSE(std::filesystem::exists(temporary + "/not"));
+  const Result json = moesaic("doctor --json", "2>/dev/null", root);
+  CHECK(json.code == 0);
+  CHECK(contains(json.output, "\"ok\": true"));
+  // A file where the folder should be.
+  const Result file = moesaic("doctor " + config + " run.dir=" + config, "2>&1", root);
+  CHECK(file.code == 2);
+  CHECK(contains(file.output, "not a folder"));
+  const Result lost = moesaic("doctor", "2>&1", "env SLURM_NTASKS=2 ");
+  CHECK(lost.code == 2);
+  CHECK(contains(lost.output, "fail  launch"));
+  CHECK(contains(lost.output, "mpirun -np 2"));
+  CHECK(contains(lost.output, "ok    MPI"));  // the rest is looked at all the same
+  const Result ranks =
+      moesaic("doctor", "2>&1", root + "mpirun -np 2 --oversubscribe --bind-to none ");
+  CHECK(ranks.code == 0);
+  CHECK(contains(ranks.output, "mpirun; 2 rank(s), 2 on this machine"));
+  CHECK(contains(ranks.output, "ok    clocks"));
+  CHECK(ranks.output.find("ok    MPI") == ranks.output.rfind("ok    MPI"));
+  CHECK(moesaic("doctor no_such_file.yaml", "2>&1", root).code != 0);
 }

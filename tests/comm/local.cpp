@@ -1,8 +1,4 @@
-#include <map>
-#include <string>
-
 #include "comm/communicator.h"
-#include "comm/mpi_environment.h"
 #include "tests/comm/conformance.h"
 #include "tests/support/catch.h"
 
@@ -42,24 +38,6 @@ TEST_CASE("abort ends every rank with one code") {
     code = static_cast<int>(e.exit_code());
   }
   REQUIRE(code == 5);
-}
-
-void launch(std::map<std::string, std::string> environment, int rank, int size) {
-  check_launch(rank, size, [&](const char* name) -> const char* {
-    const auto it = environment.find(name);
-    return it == environment.end() ? nullptr : it->second.c_str();
-  });
-}
-
-TEST_CASE("a launcher that MPI does not know is refused") {
-  REQUIRE_NOTHROW(launch({}, 0, 1));
-  REQUIRE_NOTHROW(launch(
-      {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}, {"SLURM_NTASKS", "8"}}, 3, 4));
-  REQUIRE_NOTHROW(launch({{"SLURM_NTASKS", "2"}, {"PMIX_RANK", "1"}}, 1, 2));
-  REQUIRE_THROWS_AS(launch({{"SLURM_NTASKS", "2"}}, 0, 1), UsageError);
-  REQUIRE_THROWS_AS(launch({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}, 0, 1), UsageError);
-  REQUIRE_THROWS_AS(launch({{"OMPI_COMM_WORLD_SIZE", "2"}}, 0, 1), UsageError);
-  REQUIRE_THROWS_AS(launch({{"PMIX_RANK", "1"}}, 0, 1), UsageError);
 }
 
 }  // namespace

@@ -76,6 +76,10 @@ TEST_CASE("Gemm on CUDA: long sums stay plain f32 and equal bits run after run",
   // more than an order.
   check(both, {64, 96, 16384, DType::f32, DType::f32, true, false, true});
   check(both, {64, 96, 16384, DType::bf16, DType::f32, true, false, true});
+  // Few tiles: the parts of the sums are added by a second kernel, in order.
+  check(both, {16, 512, 8192, DType::bf16, DType::f32, true, false, true});
+  check(both, {200, 130, 4104, DType::bf16, DType::f32, true, false, true, 0.25});
+  check(both, {130, 200, 5000, DType::f32, DType::f32, true, false, false});
   check(both, {1024, 1536, 768, DType::f32, DType::f32, false, true});
   check(both, {1024, 1536, 768, DType::bf16, DType::bf16, false, true});
 }

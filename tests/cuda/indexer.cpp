@@ -260,7 +260,7 @@ TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
 
 TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
-  BothBackends both;
+  BothBackends both(std::size_t{512} << 20, std::size_t{512} << 20);
   // The factor 1/sqrt(64 x 128) rounds: sums are not exact, so only f32's rounding of the scores is left to compare.
   check_scores(both, {{1500, 0, 257, 243}, 64, 128, 2048}, DType::bf16, DType::f32);
   check_scores(both, {{1, 255, 300}, 64, 128, 2048}, DType::bf16, DType::bf16);
@@ -275,6 +275,16 @@ TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
              6e-3);
   check_loss(
       both, {{300}, 64, 128, 256}, {4, 128, 64, 128}, DType::bf16, DType::bf16, false, true, 6e-3);
+  // Several blocks of queries (5312 of them at a time), documents across their borders.
+  const std::vector<std::int32_t> short_ones(56, 100);
+  check_loss(both,
+             {short_ones, 64, 128, 128},
+             {1, 128, 64, 128},
+             DType::bf16,
+             DType::f32,
+             false,
+             true,
+             6e-3);
 }
 
 TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]") {
@@ -327,15 +337,19 @@ TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]
 TEST_CASE("indexer timings on CUDA", "[.bench]") {
   MOESAIC_NEEDS_CUDA();
   BackendOwner device({.device = kCuda, .scratch_bytes = std::size_t{2} << 30, .name = "bench"});
-  for (const std::int64_t n : {4096, 8192}) {
-    const Sizes s{{static_cast<std::int32_t>(n)}, 64, 128, 2048};
+  for (const auto& documents : {std::vector<std::int32_t>{4096},
+                                std::vector<std::int32_t>{8192},
+                                std::vector<std::int32_t>(4, 4096)}) {
+    const Sizes s{documents, 64, 128, 2048};
+    const std::int64_t n = s.tokens();
     const Attention a{16, 128, 64, 128};
     const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
-        w({n, s.heads}, DType::f32), cu({2}, DType::i32), selected({n, s.k}, DType::i32),
-        dqi({n, s.heads, s.dim}, DType::bf16), dki({n, s.dim}, DType::bf16),
-        dw({n, s.heads}, DType::f32), q({n, a.heads, a.dn + a.dr}, DType::bf16),
-        kvb({n, a.heads, a.dn + a.dv}, DType::bf16), kr({n, a.dr}, DType::bf16),
-        lse({a.heads, n}, DType::f32), kl({}, DType::f32);
+        w({n, s.heads}, DType::f32),
+        cu({static_cast<std::int64_t>(documents.size()) + 1}, DType::i32),
+        selected({n, s.k}, DType::i32), dqi({n, s.heads, s.dim}, DType::bf16),
+        dki({n, s.dim}, DType::bf16), dw({n, s.heads}, DType::f32),
+        q({n, a.heads, a.dn + a.dr}, DType::bf16), kvb({n, a.heads, a.dn + a.dv}, DType::bf16),
+        kr({n, a.dr}, DType::bf16), lse({a.heads, n}, DType::f32), kl({}, DType::f32);
     std::uint64_t key = 1;
     for (const auto* t : {&qi, &ki, &w, &q, &kvb, &kr, &lse, &kl})
       fill_normal(t->initial.view(), key++);
@@ -374,14 +388,15 @@ TEST_CASE("indexer timings on CUDA", "[.bench]") {
       device.stream().synchronize();
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / repeats;
-      std::printf("%-16s T=%lld: %.3f ms, %.0f TFLOP/s\n",
+      std::printf("%-16s %zu x %d: %.3f ms, %.0f TFLOP/s\n",
                   what,
-                  static_cast<long long>(n),
+                  documents.size(),
+                  documents[0],
                   seconds * 1e3,
                   op.cost().flops / seconds * 1e-12);
     };
     time("indexer_select", select, 30);
-    time("indexer_loss", loss, 3);
+    time("indexer_loss", loss, 30);
   }
 }
 

@@ -133,6 +133,18 @@ TEST_CASE("two runs on a GPU give the same bits, and so does recomputation", "[c
   }
 }
 
+// Counts of routing, the gradient's norm and the decision to skip a step stay on the device.
+TEST_CASE("a step on a GPU waits once for its stream", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  for (const auto& variant : variants()) {
+    const auto run = run_on(kCuda, with(variant, "run.precision=bf16"));
+    run->steps(2);
+    const std::uint64_t before = host_waits();
+    run->steps(3);
+    CHECK(host_waits() - before == 3);
+  }
+}
+
 TEST_CASE("checkpoints cross over between CPU and GPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   const std::filesystem::path folder =

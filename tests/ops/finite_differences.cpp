@@ -189,6 +189,56 @@ void gemm(Rig& rig) {
   }
 }
 
+// Per head: 3 of 5 channels to 4 of 6 by rows 1 ... 3 of a block of 5, and back by the transpose.
+void head_linear(Rig& rig) {
+  const TensorView x = normal(rig, {7, 2, 5}, 60), w = normal(rig, {10, 4}, 61);
+  for (const bool transpose : {false, true}) {
+    const TensorView y = normal(rig, {7, 2, 6}, 62), dx = blank(rig, {7, 2, 5}),
+                     dw = blank(rig, {10, 4});
+    check(
+        rig,
+        {{x, w},
+         {y},
+         {dx, dw},
+         [&] {
+           rig.run(HeadLinear{
+               .y = {y, 2}, .x = {x, 1}, .w = w, .row_begin = 1, .m = 3, .transpose_w = transpose});
+         },
+         [&](const auto& d) {
+           rig.run(Fill{.y = dx, .value = 0.0});  // of the channels that are not read
+           rig.run(HeadLinear{.y = {dx, 1},
+                              .x = {d[0], 2},
+                              .w = w,
+                              .row_begin = 1,
+                              .m = 3,
+                              .transpose_w = !transpose});
+           const HeadColumns<ConstTensorView> in{x, 1}, out{d[0], 2};
+           rig.run(HeadLinearBackwardWeight{.dw = dw,
+                                            .a = transpose ? out : in,
+                                            .b = transpose ? in : out,
+                                            .row_begin = 1,
+                                            .m = 3});
+         }},
+        {false, true});
+  }
+}
+
+void head_columns(Rig& rig) {
+  const TensorView x = normal(rig, {3, 2, 5}, 63), y = normal(rig, {3, 2, 4}, 64),
+                   dx = blank(rig, {3, 2, 5});
+  check(rig,
+        {{x},
+         {y},
+         {dx},
+         [&] {
+           rig.run(CopyHeadColumns{.y = {y, 1}, .x = {x, 2}, .n = 3});
+         },
+         [&](const auto& d) {
+           rig.run(Fill{.y = dx, .value = 0.0});  // of the channels that are not read
+           rig.run(CopyHeadColumns{.y = {dx, 2}, .x = {d[0], 1}, .n = 3});
+         }});
+}
+
 void grouped_linear(Rig& rig) {
   const TensorView offsets = rig.ints({0, 3, 3, 8}), slots = rig.ints({2, 0, 1});
   const TensorView x = normal(rig, {8, 4}, 8), w = normal(rig, {3, 5, 4}, 9),
@@ -356,6 +406,8 @@ const std::map<std::string, Entry> kHere{
     {"sums", {{"add", "accumulate", "cast", "scale"}, sums}},
     {"columns", {{"concat_columns", "split_columns"}, columns}},
     {"gemm", {{"gemm"}, gemm}},
+    {"head_linear", {{"head_linear", "head_linear_backward_weight"}, head_linear}},
+    {"head_columns", {{"copy_head_columns"}, head_columns}},
     {"grouped_linear",
      {{"grouped_linear_forward", "grouped_linear_backward_input", "grouped_linear_backward_weight"},
       grouped_linear}},
@@ -390,6 +442,8 @@ const std::map<std::string, Names> kElsewhere{
     {"layer norm: gradients by central differences", {"layer_norm_forward", "layer_norm_backward"}},
     {"Router backward: finite differences, all losses, both scores",
      {"router_forward", "router_loss_forward", "router_backward"}},
+    {"sparse mla: backward equals central differences",
+     {"sparse_mla_forward", "sparse_mla_backward"}},
     {"ShortConv: gradients are those of finite differences, across blocks of 64 tokens",
      {"short_conv_forward", "short_conv_backward"}},
 };

@@ -106,13 +106,14 @@ struct Twin {
 };
 
 struct BothBackends {
-  BothBackends()
+  explicit BothBackends(std::size_t cpu_scratch_bytes = std::size_t{64} << 20,
+                        std::size_t cuda_scratch_bytes = std::size_t{256} << 20)
       : cpu({.device = kCpu,
              .mode = Stream::Mode::immediate,
              .num_threads = 2,
-             .scratch_bytes = std::size_t{64} << 20,
+             .scratch_bytes = cpu_scratch_bytes,
              .name = "cpu"}),
-        cuda({.device = kCuda, .scratch_bytes = std::size_t{256} << 20, .name = "cuda"}) {}
+        cuda({.device = kCuda, .scratch_bytes = cuda_scratch_bytes, .name = "cuda"}) {}
   BackendOwner cpu, cuda;
 };
 

@@ -1,5 +1,3 @@
-#include "core/train/metrics.h"
-
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -8,6 +6,8 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/train/sinks/metrics_file.h"
+#include "core/train/sinks/step_line.h"
 #include "tests/support/catch.h"
 
 namespace moesaic {
@@ -33,7 +33,7 @@ StepRecord record(std::int64_t step) {
 }
 
 TEST_CASE("the line of a step") {
-  StepLog log;
+  StepLines log;
   log.add(record(119));
   log.line();
   log.add(record(120));
@@ -43,7 +43,7 @@ TEST_CASE("the line of a step") {
 }
 
 TEST_CASE("fields that do not apply vanish, the first line is marked") {
-  StepLog log;
+  StepLines log;
   REQUIRE_THROWS_AS(log.line(), InternalError);
   StepRecord r = record(1);
   r.grad_norm.reset();
@@ -60,7 +60,7 @@ TEST_CASE("fields that do not apply vanish, the first line is marked") {
 }
 
 TEST_CASE("means leave the warm-up out and cover the steps since the last line") {
-  StepLog log;
+  StepLines log;
   StepRecord r = record(1);
   r.experts.clear();
   r.steps = 10;
@@ -83,7 +83,7 @@ TEST_CASE("means leave the warm-up out and cover the steps since the last line")
 }
 
 TEST_CASE("the remaining time forgets steps older than the last 100") {
-  StepLog log;
+  StepLines log;
   StepRecord r = record(1);
   r.seconds = 50;
   for (r.step = 1; r.step <= 1000; ++r.step) {
@@ -96,7 +96,7 @@ TEST_CASE("the remaining time forgets steps older than the last 100") {
 }
 
 TEST_CASE("skipped steps, dead experts and GPUs") {
-  StepLog log({.gpus = 2, .peak_flops_per_gpu = 1e15});
+  StepLines log({.devices = 2, .peak_flops = 1e15});
   StepRecord r = record(7);
   log.add(r);
   r.step = 8;
@@ -184,10 +184,11 @@ TEST_CASE("metrics.jsonl: header first, appended on continuation, torn lines clo
   const fs::path path = dir / "metrics.jsonl";
   fs::remove(path);
   {
-    MetricsWriter writer(path, {"abc123", "0.1.0", 4, 0, {{"layout", "dp 4"}}});
-    writer.write(record(1));
+    MetricsFile file(path);
+    file.on_header({"abc123", "0.1.0", 4, 0, {{"layout", "dp 4"}}});
+    file.on_step(record(1));
     REQUIRE(lines_of(path).size() == 2);  // already in the file, while the writer lives
-    writer.event("save", 1, {{"seconds", 0.5}, {"worst", kNan}}, {{"path", "step-\xff\"1"}});
+    file.on_event({"save", 1, {{"seconds", 0.5}, {"worst", kNan}}, {{"path", "step-\xff\"1"}}});
   }
   auto lines = lines_of(path);
   REQUIRE(lines.size() == 3);
@@ -202,21 +203,28 @@ TEST_CASE("metrics.jsonl: header first, appended on continuation, torn lines clo
   REQUIRE(json::parse(lines[2]).at("type") == "save");
   REQUIRE(json::parse(lines[2]).at("worst") == "nan");
 
-  { MetricsWriter writer(path, {"abc123", "0.1.0", 2, 1, {}}); }
+  MetricsFile(path).on_header({"abc123", "0.1.0", 2, 1});
   REQUIRE(lines_of(path).size() == 4);                            // no empty line after a whole one
   std::ofstream(path, std::ios::app) << R"({"type":"step","st)";  // a kill in the middle of a line
   {
-    MetricsWriter writer(path, {"abc123", "0.1.0", 2, 1, {}});
-    writer.write(record(2));
+    MetricsFile file(path);
+    file.on_header({"abc123", "0.1.0", 2, 1});
+    file.on_step(record(2));
+    file.on_end({2, 75, "run.max_minutes is over"});
   }
   lines = lines_of(path);
-  REQUIRE(lines.size() == 7);
+  REQUIRE(lines.size() == 8);
   REQUIRE(json::parse(lines[3]).at("start_step") == 1);
   REQUIRE_FALSE(json::accept(lines[4]));
   REQUIRE(json::parse(lines[5]).at("type") == "header");
   REQUIRE(json::parse(lines[6]).at("step") == 2);
+  const auto stop = json::parse(lines[7]);
+  REQUIRE(stop.at("type") == "stop");
+  REQUIRE(stop.at("step") == 2);
+  REQUIRE(stop.at("exit_code") == 75);
+  REQUIRE(stop.at("reason") == "run.max_minutes is over");
   fs::remove_all(dir);
-  REQUIRE_THROWS_AS(MetricsWriter(path, {}), ResourceError);  // no such folder
+  REQUIRE_THROWS_AS(MetricsFile(path), ResourceError);  // no such folder
 }
 
 }  // namespace

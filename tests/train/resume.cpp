@@ -1,5 +1,6 @@
 // A run that stops and starts anew continues with the bits of one that never stopped.
 #include <filesystem>
+#include <mutex>
 
 #include <unistd.h>
 
@@ -21,7 +22,9 @@ std::vector<std::string> eventful(const char* precision) {
           "optimizer.name=muon",
           "optimizer.qk_clip_tau=0.05",
           "optimizer.ema_decay=0.9",
-          "model.balance.aux_loss=global"};
+          "model.balance.aux_loss=global",
+          std::string("model.indexer.attention_form=") +
+              (std::string(precision) == "f32" ? "gather" : "masked")};
 }
 
 class Folder {
@@ -74,6 +77,149 @@ TEST_CASE("stopped after any step and continued through a checkpoint, a run has 
     }
     CHECK(list_checkpoints(folder.path()).size() == kSteps);
   }
+}
+
+TEST_CASE(
+    "every edge of a schedule may lie at the stop: accumulation, warm-up, decay, evaluation, end") {
+  // Warm-up to step 2, stable, decay from step 4 on; two micro-batches per rank and step; an evaluation after every other
+  // step, on the side of the stop where it fell.
+  const auto config = hybrid_config({"train.steps=7",
+                                     "train.micro_batch_size=2",
+                                     "optimizer.lr_schedule=wsd",
+                                     "optimizer.warmup_steps=2",
+                                     "optimizer.decay_steps=3",
+                                     "optimizer.lr_min=1e-4",
+                                     "model.balance.bias_rule=quantile_exact",
+                                     "train.eval_batches=1"});
+  const auto evaluates = [](std::int64_t step) { return step % 2 == 0; };
+  Run whole(config);
+  const Folder folder;
+  std::vector<StepStats> stats;
+  std::vector<double> held_out;
+  for (std::int64_t k = 0; k <= 7; ++k) {
+    // The order of the program: step, evaluation, save.
+    if (k > 0) stats.push_back(whole.step());
+    held_out.push_back(k > 0 && evaluates(k) ? whole.trainer->evaluate().loss : 0);
+    save_checkpoint(folder.path(),
+                    k,
+                    whole.trainer->state(),
+                    whole.trainer->values(),
+                    "",
+                    0,
+                    0,
+                    whole.trainer->stream());
+  }
+  const Snapshot end = whole.snapshot();
+  for (const CheckpointInfo& checkpoint : list_checkpoints(folder.path())) {
+    INFO("continued from step " << checkpoint.step);
+    Run part(config);
+    part.trainer->load_values(
+        load_checkpoint(checkpoint.path, part.trainer->state(), true, part.trainer->stream()));
+    for (std::int64_t k = checkpoint.step + 1; k <= 7; ++k) {
+      CHECK(same_numbers(part.step(), stats[static_cast<std::size_t>(k - 1)]));
+      if (evaluates(k))
+        CHECK(part.trainer->evaluate().loss == held_out[static_cast<std::size_t>(k)]);
+    }
+    CHECK(differences(part.snapshot(), end).empty());
+    CHECK(part.trainer->values().texts == whole.trainer->values().texts);
+  }
+}
+
+TEST_CASE("a checkpoint of any number of ranks gives every number of ranks the same bits") {
+  const auto config = hybrid_config({"optimizer.ema_decay=0.9",
+                                     "optimizer.name=muon",
+                                     "train.global_batch_size=12",
+                                     "train.steps=20"});
+  const Folder folder;
+  for (const int saved_by : {1, 2, 3, 4}) {
+    const auto dir = folder.path() / std::to_string(saved_by);
+    Snapshot saved;
+    StateValues values;
+    run_local_ranks(saved_by, [&](Communicator& world) {
+      Run run(config, &world);
+      run.steps(2);
+      const Snapshot state = run.snapshot();
+      if (world.rank() != 0) return;
+      saved = state;
+      values = run.trainer->values();
+      save_checkpoint(dir, 2, run.trainer->state(), values, "", 0, 0, run.trainer->stream());
+    });
+    const auto checkpoint = latest_checkpoint(dir);
+    REQUIRE(checkpoint);
+    for (const int loaded_by : {1, 2, 3, 4}) {
+      std::vector<std::string> different(static_cast<std::size_t>(loaded_by));
+      std::vector<bool> same_values(static_cast<std::size_t>(loaded_by));
+      std::mutex mutex;
+      run_local_ranks(loaded_by, [&](Communicator& world) {
+        Run run(config, &world);
+        run.trainer->load_values(
+            load_checkpoint(checkpoint->path, run.trainer->state(), true, run.trainer->stream()));
+        const std::string names = differences(run.snapshot(), saved);
+        const std::lock_guard lock(mutex);
+        different[static_cast<std::size_t>(world.rank())] = names;
+        const StateValues now = run.trainer->values();
+        same_values[static_cast<std::size_t>(world.rank())] =
+            now.integers == values.integers && now.texts == values.texts;
+      });
+      INFO("saved by " << saved_by << " ranks, loaded by " << loaded_by);
+      for (std::size_t r = 0; r < different.size(); ++r) {
+        CHECK(different[r].empty());
+        CHECK(same_values[r]);
+      }
+    }
+  }
+}
+
+TEST_CASE("weights alone start a new run: the model's bits, no step, no optimizer state") {
+  const auto config = hybrid_config({"optimizer.ema_decay=0.9"});
+  const Folder folder;
+  Run trained(config);
+  trained.steps(3);
+  save_checkpoint(folder.path(),
+                  3,
+                  trained.trainer->state(),
+                  trained.trainer->values(),
+                  "",
+                  0,
+                  0,
+                  trained.trainer->stream());
+  Run fresh(config);
+  const Snapshot initial = fresh.snapshot();
+  load_checkpoint(latest_checkpoint(folder.path())->path,
+                  fresh.trainer->weights(),
+                  false,
+                  fresh.trainer->stream());
+  fresh.trainer->weights_were_loaded();
+  CHECK(fresh.trainer->steps_done() == 0);
+  const Snapshot now = fresh.snapshot(), source = trained.snapshot();
+  CHECK(differences(now, source, "model.").empty());
+  CHECK(differences(now, initial, "optimizer/").empty());
+  CHECK(differences(now, initial, "buffer/").empty());
+  CHECK_FALSE(differences(now, initial, "model.").empty());
+  Run again(config);
+  CHECK(fresh.step().loss < again.step().loss);
+}
+
+TEST_CASE("a rank's wish to stop stops all before the step, without a trace") {
+  const auto config = hybrid_config();
+  const JobResult quiet = run_job(config, 2, 3);
+  std::vector<std::int64_t> agreed(2, 0);
+  std::vector<Snapshot> states(2);
+  run_local_ranks(2, [&](Communicator& world) {
+    Run run(config, &world);
+    const auto rank = static_cast<std::size_t>(world.rank());
+    run.steps(2);
+    std::int64_t wish = world.rank() == 1 ? 5 : 0;
+    const auto none = run.trainer->step_unless_stopped(wish);
+    agreed[rank] = none || run.trainer->steps_done() != 2 ? -1 : wish;
+    wish = 0;
+    const auto third = run.trainer->step_unless_stopped(wish);
+    if (!third || !same_numbers(*third, quiet.stats[2])) agreed[rank] = -2;
+    states[rank] = run.snapshot();
+  });
+  CHECK(agreed == std::vector<std::int64_t>{5, 5});
+  for (std::size_t r = 0; r < 2; ++r)
+    CHECK(differences(states[r], quiet.states[r]).empty());
 }
 
 TEST_CASE("a run continues on another number of ranks") {

@@ -12,6 +12,7 @@
 #include "core/base/random.h"
 #include "core/base/split_float.h"
 #include "core/config/load.h"
+#include "core/data/open_data.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
 #include "tests/support/catch.h"
@@ -122,19 +123,17 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
-  const std::shared_ptr<const data::TokenSource> source =
-      data::open_text(config.data.train.front(), config.model.vocab_size);
-  trainer =
-      std::make_unique<Trainer>(Trainer::Parts{.config = &config,
-                                               .world = world,
-                                               .params = params.get(),
-                                               .model = model.get(),
-                                               .optimizer = optimizer.get(),
-                                               .train = source,
-                                               .valid = source,
-                                               .device = device,
-                                               .recompute = recompute_policy(config.activations),
-                                               .stream_mode = mode});
+  trainer = std::make_unique<Trainer>(
+      Trainer::Parts{.config = &config,
+                     .world = world,
+                     .params = params.get(),
+                     .model = model.get(),
+                     .optimizer = optimizer.get(),
+                     .train = data::open_training_data(config),
+                     .valid = data::open_tokens(config.data.train, config),
+                     .device = device,
+                     .recompute = recompute_policy(config.activations),
+                     .stream_mode = mode});
 }
 
 std::vector<StepStats> Run::steps(int n) {

@@ -129,7 +129,17 @@ TEST_CASE("config: residuals") {
 }
 
 TEST_CASE("config: data, schedule, phases") {
-  CHECK(contains(report({"model.vocab_size=255"}), "bytes_text has 256 different tokens"));
+  CHECK(report({"data.train=[{path: a, weight: 0.999999}, {path: b, weight: 1e-6}]"}).empty());
+  CHECK(contains(report({"data.train=[{path: a, weight: 1}, b]"}), "data.train[1]: has no weight"));
+  CHECK(contains(report({"data.train=[{path: a, weight: 0}]"}), "data.train[0].weight: found 0"));
+  CHECK(contains(report({"data.train=[{weight: 1}]"}), "data.train[0].path: is required"));
+  CHECK(contains(report({"data.train={path: a, weigth: 1}"}),
+                 "data.train.weigth: unknown key; did you mean data.train.weight?"));
+  CHECK(contains(report({"data.train=[{path: a, format: megatrom}]"}), "did you mean megatron?"));
+  CHECK(contains(report({"data.valid=[{path: a, weight: 1}]"}), "not drawn by weight"));
+  CHECK(contains(report({"data.end_of_text=256"}), "below model.vocab_size"));
+  CHECK(contains(report({"model.vocab_size=255", "data.format=bytes_text"}),
+                 "bytes_text has 256 different tokens"));
   CHECK(contains(report({"data.sequence_length=5000"}),
                  "at most model.max_position_embeddings (4096)"));
   CHECK(contains(report({"train.eval_every=2"}), "there is nothing to evaluate on"));
@@ -153,6 +163,15 @@ TEST_CASE("config: data, schedule, phases") {
   CHECK(contains(report({"parallel.dp=3"}),
                  "4 is not divisible by micro_batch_size * parallel.dp (3). Nearest valid: 3, 6"));
   CHECK(contains(report({"activations.recompute=[full, a]"}), "'full' stands alone"));
+}
+
+TEST_CASE("config: sums in any order need a run that may differ from the next") {
+  const std::string indexer = "model.indexer={index_n_heads: 2, index_head_dim: 8, index_topk: 4";
+  CHECK(report_of_override(indexer + ", attention_form: gather}").empty());
+  CHECK(contains(report_of_override(indexer + ", key_sums: float_atomics}"),
+                 "model.indexer.key_sums: float_atomics adds in any order"));
+  CHECK(report_of(kTiny, {indexer + ", key_sums: float_atomics}", "run.deterministic=false"})
+            .empty());
 }
 
 TEST_CASE("config: helpers of the model section") {

@@ -29,6 +29,7 @@ const std::vector<std::string> kRich = {
     "run.max_minutes=90s",
     "data.valid=[\"null\", \"12\", x/y.txt, \"tab\\there\"]",
     "activations.recompute=[\"*.mlp.*\"]",
+    "data.train=[{path: \"a b\", weight: 0.25, format: megatron}, {path: c, weight: 3}]",
     "optimizer.decay_shape=1-sqrt",
     "optimizer.eps=1e-300",
 };
@@ -41,12 +42,20 @@ TEST_CASE("config: the effective configuration loads to the same configuration")
     const LoadedConfig second = config::load_config_text(config::effective_yaml(first), "u.yaml");
     CHECK(values_of(first) == values_of(second));
     CHECK(second.config.run.dir == first.config.run.dir);
-    CHECK(second.config.data.valid == first.config.data.valid);
+    CHECK(paths(second.config.data.valid) == paths(first.config.data.valid));
     CHECK(second.config.train.phases.size() == first.config.train.phases.size());
   }
   const LoadedConfig rich = config::load_config_text(kTiny, "t.yaml", kRich);
+  const auto& train = rich.config.data.train;
+  CHECK((train.size() == 2 && train[0].path == "a b" && train[0].weight == 0.25 &&
+         train[1].weight == 3));
+  CHECK((train[0].format == config::DataFormat::megatron && !train[1].format));
+  CHECK(contains(
+      config::effective_yaml(rich),
+      "train: [{ path: \"a b\", weight: 0.25, format: megatron }, { path: c, weight: 3 }]"));
   CHECK(rich.config.train.phases[1].lr_scale[0].pattern == "a\\b\"c");
-  CHECK(rich.config.data.valid == std::vector<std::string>{"null", "12", "x/y.txt", "tab\there"});
+  CHECK(paths(rich.config.data.valid) ==
+        std::vector<std::string>{"null", "12", "x/y.txt", "tab\there"});
 }
 
 TEST_CASE("config: the effective configuration names the origin of every value") {

@@ -47,7 +47,7 @@ TEST_CASE("config: a small file loads, the rest has defaults") {
   CHECK(loaded.config.model.hidden_size == 32);
   CHECK(loaded.config.optimizer.lr == 1e-3);
   CHECK(loaded.config.optimizer.weight_decay == 0.1);
-  CHECK(loaded.config.data.train == std::vector<std::string>{"data/t.txt"});
+  CHECK(paths(loaded.config.data.train) == std::vector<std::string>{"data/t.txt"});
   CHECK(loaded.config.run.dir == "runs/t");
   CHECK_FALSE(loaded.config.model.indexer);
   CHECK(to_string(loaded.origin("model.hidden_size")) == "conf/t.yaml:2:16");
@@ -165,7 +165,7 @@ TEST_CASE("config: features that do not exist yet accept their default only") {
                  "version; allowed: 1"));
   CHECK(contains(report_of_override("memory.device_budget=24GiB"),
                  "a budget of device memory is not available in this version; allowed: null"));
-  CHECK(contains(report_of_override("checkpoint.async=true"), "allowed: false"));
+  CHECK(contains(report_of_override("activations.residual_offload=true"), "allowed: false"));
   CHECK(contains(report_of_override("experts.offload=full"), "allowed: none"));
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("config: overrides are typed by the key") {
   CHECK(loaded.config.train.steps == 1000);
   CHECK(loaded.config.optimizer.lr == 1.0);
   CHECK(loaded.config.model.model_type == "on");
-  CHECK(loaded.config.data.train == std::vector<std::string>{"a", "b c"});
+  CHECK(paths(loaded.config.data.train) == std::vector<std::string>{"a", "b c"});
   CHECK(loaded.config.run.max_minutes == 120.0);
   CHECK(loaded.config.model.indexer->index_topk == 4);
   CHECK(loaded.config.model.indexer->kl_weight == 0.5);
@@ -195,9 +195,9 @@ TEST_CASE("config: overrides are typed by the key") {
 
 TEST_CASE("config: overrides of list items") {
   const std::string text = kTiny + "log: {interval: 2}\n";
-  CHECK(config::load_config_text(text, "t.yaml", {"data.train[0]=x"}).config.data.train ==
+  CHECK(paths(config::load_config_text(text, "t.yaml", {"data.train[0]=x"}).config.data.train) ==
         std::vector<std::string>{"x"});
-  CHECK(config::load_config_text(text, "t.yaml", {"data.train[1]=x"}).config.data.train ==
+  CHECK(paths(config::load_config_text(text, "t.yaml", {"data.train[1]=x"}).config.data.train) ==
         std::vector<std::string>{"data/t.txt", "x"});
   const LoadedConfig phased = config::load_config_text(
       text, "t.yaml", {"train.phases[0]={until: 5}", "train.phases[1].until=10"});
@@ -214,7 +214,7 @@ TEST_CASE("config: overrides that are refused") {
   CHECK(contains(report_of_override("steps=3"),
                  "command line: steps: unknown key; did you mean train.steps"));
   CHECK(contains(report_of_override("train.steps=010"), "command line: train.steps: found 010"));
-  CHECK(contains(report_of_override("train.steps="), "command line: train.steps: found no value"));
+  CHECK(contains(report_of_override("run.seed="), "command line: run.seed: found no value"));
   CHECK(contains(report_of_override("train.steps"),
                  "'train.steps' is not of the form section.key=value"));
   CHECK(contains(report_of_override("train..steps=1"), "is not of the form"));
@@ -316,6 +316,6 @@ TEST_CASE("config: large files of another kind end soon") {
   for (int i = 0; i < 10'000; ++i)
     phases += "    - {untill: 5, x: 1}\n";
   const std::vector<Problem> problems = problems_of(phases);
-  CHECK(problems.size() == 30'000);
-  CHECK(contains(ConfigError(problems).what(), "… and 29800 more\n30000 problems"));
+  CHECK(problems.size() == 20'000);
+  CHECK(contains(ConfigError(problems).what(), "… and 19800 more\n20000 problems"));
 }

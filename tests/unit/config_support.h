@@ -52,6 +52,13 @@ inline std::string report_of_override(const std::string& argument) {
   return report_of(kTiny, {argument});
 }
 
+inline std::vector<std::string> paths(const std::vector<moesaic::config::DataFileConfig>& entries) {
+  std::vector<std::string> all;
+  for (const auto& entry : entries)
+    all.push_back(entry.path);
+  return all;
+}
+
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

@@ -26,6 +26,7 @@ const std::map<std::string, Layer>& layers() {
   static const std::map<std::string, Layer> table{
       {"base", {"core/base", {}}},
       {"config", {"core/config", {"base"}}},
+      {"tokenizer", {"core/tokenizer", {"base"}}},
       {"memory", {"memory", {"base"}}},
       {"kernels", {"kernels", {"base", "memory"}}},
       {"comm", {"comm", {"base", "memory"}}},
@@ -33,7 +34,7 @@ const std::map<std::string, Layer>& layers() {
       {"nn", {"core/nn", {"base", "memory", "kernels", "parallel"}}},
       {"checkpoint",
        {"core/checkpoint", {"base", "config", "memory", "kernels", "parallel", "nn"}}},
-      {"data", {"core/data", {"base", "config", "memory", "kernels", "parallel", "nn"}}},
+      {"data", {"core/data", {"base", "config", "tokenizer", "memory", "kernels", "parallel", "nn"}}},
       {"model", {"core/model", {"base", "config", "memory", "kernels", "parallel", "nn"}}},
       {"train",
        {"core/train",
@@ -51,6 +52,7 @@ const std::map<std::string, Layer>& layers() {
        {"apps",
         {"base",
          "config",
+         "tokenizer",
          "memory",
          "kernels",
          "comm",
@@ -122,6 +124,7 @@ struct ThirdParty {
 const std::vector<ThirdParty>& third_party() {
   static const std::vector<std::string> all{"base",
                                             "config",
+                                            "tokenizer",
                                             "memory",
                                             "kernels",
                                             "comm",
@@ -143,10 +146,13 @@ const std::vector<ThirdParty>& third_party() {
       {"nvtx3/", {"memory", "kernels"}, true},
       {"yaml-cpp/", {"config"}},
       {"CLI/", {"apps"}},
-      {"nlohmann/", {"config", "checkpoint", "data", "train", "apps"}},
+      {"nlohmann/", {"config", "checkpoint", "data", "tokenizer", "train", "apps"}},
+      {"pcre2.h", {"tokenizer"}},
+      {"utf8proc.h", {"tokenizer"}},
       {"cblas.h", {"kernels"}},
       {"openblas", {"kernels"}},
       {"zstd.h", {"checkpoint"}},
+      {"zlib.h", {"train"}},
       {"spdlog/", all},
       {"fmt/", all},
   };
@@ -171,7 +177,8 @@ bool is_system(const std::string& name) {
                                              "immintrin.h",
                                              "execinfo.h",
                                              "termios.h",
-                                             "getopt.h"};
+                                             "getopt.h",
+                                             "glob.h"};
   return headers.count(name) > 0 || starts_with(name, "sys/") || starts_with(name, "linux/") ||
          contains(name, "mmintrin.h");
 }

@@ -11,6 +11,7 @@
 #include "apps/verify/case_run.h"
 #include "apps/verify/large/case_builder.h"
 #include "core/base/random.h"
+#include "kernels/ops/sparse_mla.h"
 
 namespace moesaic::verify {
 namespace {
@@ -62,7 +63,45 @@ void run_attention(CaseRun& run) {
   if (!kr.empty()) run.expect("grad.in.kr", dkr);
 }
 
+void run_sparse_mla(CaseRun& run) {
+  const DType compute = run.precision().compute, stats = run.precision().stats;
+  const TensorView q = run.load("in.q"), kv = run.load("in.kv"), d_o = run.load("cot.o");
+  const TensorView selected = run.load_i32("in.selected"), cu = run.load_i32("in.cu");
+  const double scale = 1.0 / std::sqrt(static_cast<double>(kOwn + kShared));
+  const TensorView o = run.poisoned(d_o.shape(), compute),
+                   lse = run.poisoned({q.dim(1), q.dim(0)}, stats),
+                   largest = run.poisoned({q.dim(1)}, stats);
+  moesaic::run(run.backend(),
+               SparseMlaForward{.o = o,
+                                .lse = lse,
+                                .max_logit = largest,
+                                .q = q,
+                                .kv = kv,
+                                .cu_seqlens = cu,
+                                .selected = selected,
+                                .scale = scale,
+                                .accumulate_max = false});
+  run.expect("out.o", o);
+  run.expect("aux.lse", lse);
+  run.expect("aux.max_logit", largest);
+  const TensorView dq = run.poisoned(q.shape(), compute), dkv = run.poisoned(kv.shape(), compute);
+  moesaic::run(run.backend(),
+               SparseMlaBackward{.dq = dq,
+                                 .dkv = dkv,
+                                 .d_o = d_o,
+                                 .o = o,
+                                 .lse = lse,
+                                 .q = q,
+                                 .kv = kv,
+                                 .cu_seqlens = cu,
+                                 .selected = selected,
+                                 .scale = scale});
+  run.expect("grad.in.q", dq);
+  run.expect("grad.in.kv", dkv);
+}
+
 const RegisterFamily family{{"attention__", run_attention}};
+const RegisterFamily sparse_mla_family{{"sparse_mla__", run_sparse_mla}};
 
 /// Per query `k` keys of its document, ascending, -1 where it sees fewer; every third query sees only its own token.
 std::vector<std::int64_t> selection(const std::vector<std::int64_t>& cu, std::int64_t k) {
@@ -103,18 +142,39 @@ void attention(CaseBuilder& b, const AttentionSize& s) {
   b.expect_path("attention_backward", "tiled");
 }
 
+struct SparseMlaSize {
+  std::vector<std::int64_t> cu;
+  std::int64_t heads = 16, selected = 64;
+  double logits = 0.3;
+};
+
+void sparse_mla(CaseBuilder& b, const SparseMlaSize& s) {
+  constexpr std::int64_t kLatent = 512;
+  const std::int64_t tokens = s.cu.back();
+  b.ints("in.cu", {static_cast<std::int64_t>(s.cu.size())}, s.cu);
+  b.normal("in.q", {tokens, s.heads, kLatent + kShared}, s.logits);
+  b.normal("in.kv", {tokens, kLatent + kShared});
+  b.ints("in.selected", {tokens, s.selected}, selection(s.cu, s.selected));
+  b.normal("cot.o", {tokens, s.heads, kLatent});
+  // As in attention(): with sharp probabilities little is left of <do, v> - <do, o>, and here o is rounded.
+  b.accuracy(std::max<std::int64_t>(tokens, 576), 16);
+  b.expect_path("sparse_mla_forward", "tiled");
+  b.expect_path("sparse_mla_backward", "tiled");
+}
+
 struct MlaSize {
   std::vector<std::int64_t> cu;
-  std::int64_t hidden = 256, heads = 2, q_latent = 128, selected = 0;
+  std::int64_t hidden = 256, heads = 2, q_latent = 128, selected = 0, kv_latent = 128;
   bool gate = true, rope = true, sparse = true;
 };
 
 void mla(CaseBuilder& b, const MlaSize& s) {
   const std::int64_t tokens = s.cu.back();
   std::string cfg = fmt::format(
-      R"({{"heads": {}, "qk_nope": 128, "qk_rope": 64, "v_dim": 128, "kv_lora": 128, "q_lora": {}, "latent_eps": 1e-6,)"
+      R"({{"heads": {}, "qk_nope": 128, "qk_rope": 64, "v_dim": 128, "kv_lora": {}, "q_lora": {}, "latent_eps": 1e-6,)"
       R"( "gate": {}, "rope_theta": {}, "rope_interleaved": true)",
       s.heads,
+      s.kv_latent,
       s.q_latent > 0 ? std::to_string(s.q_latent) : "null",
       s.gate,
       s.rope ? "10000.0" : "null");
@@ -125,6 +185,10 @@ void mla(CaseBuilder& b, const MlaSize& s) {
         s.sparse ? "sparse" : "warmup");
     b.expect_path("indexer_select", "tiled");
     b.expect_path("indexer_loss", "tiled");
+    if (s.kv_latent == 512) {
+      b.expect_path("sparse_mla_forward", "tiled");
+      b.expect_path("sparse_mla_backward", "tiled");
+    }
   }
   b.cfg(cfg + "}");
   b.ints("in.cu", {static_cast<std::int64_t>(s.cu.size())}, s.cu);
@@ -149,6 +213,14 @@ void add_attention_cases(LargeCases& cases) {
   add("large_no_shared_part", {.cu = {0, 65, 194}, .shared = 0});
   add("large_sharp", {.cu = {0, 160}, .logits = 6});
 
+  const auto add_sparse = [&](const std::string& name, const SparseMlaSize& size) {
+    cases.push_back({"sparse_mla__" + name, [size](CaseBuilder& b) { sparse_mla(b, size); }});
+  };
+  add_sparse("large_h16", {.cu = {0, 190}});
+  add_sparse("large_h96_packed", {.cu = {0, 1, 40, 40, 103}, .heads = 96, .selected = 48});
+  add_sparse("large_h48_tail", {.cu = {0, 67}, .heads = 48, .selected = 65});
+  add_sparse("large_sharp", {.cu = {0, 130}, .heads = 32, .logits = 1});
+
   const auto add_mla = [&](const std::string& name, const MlaSize& size) {
     cases.push_back({name, [size](CaseBuilder& b) { mla(b, size); }});
   };
@@ -157,6 +229,7 @@ void add_attention_cases(LargeCases& cases) {
   add_mla("mla__large_direct_query", {.cu = {0, 129}, .q_latent = 0, .gate = false});
   add_mla("dsa__large_sparse", {.cu = {0, 130}, .selected = 32});
   add_mla("dsa__large_sparse_packed", {.cu = {0, 40, 40, 131}, .selected = 17});
+  add_mla("dsa__large_gather", {.cu = {0, 131}, .selected = 32, .kv_latent = 512});
   add_mla("dsa__large_warmup", {.cu = {0, 65}, .selected = 16, .sparse = false});
 }
 

@@ -52,7 +52,15 @@ close() { # what, file, file, relative difference
     'BEGIN { d = a > b ? a - b : b - a; print w ":", a, "and", b; exit !(a > 0 && d <= t * b) }' || fail "$1: losses differ"
 }
 
-ranks 1 > log.txt || fail "$(cat log.txt)"
+ranks 1 log.trace_steps=[3,5] debug.nvtx=true > log.txt || fail "$(cat log.txt)"
+for step in 3 5; do
+  trace=run/trace/step-0000000$step.rank0.json
+  for name in '"layer 0"' '"layer 3"' '"forward"' '"backward"' '"optimizer"' '"kda_chunk_backward"' '"muon_update"'; do
+    grep -q "\"name\":$name" "$trace" || fail "the trace of step $step has no $name"
+  done
+  if grep -Eq '"cat":"op","dur":(0\.0|-)' "$trace"; then fail "the trace of step $step has ops that took no time"; fi
+done
+[ "$(ls run/trace | wc -l)" -eq 2 ] || fail "traces of other steps: $(ls run/trace)"
 grep -q 'device cuda:0 | precision bf16' log.txt || fail "not on the GPU in bf16: $(head -3 log.txt)"
 grep 'planned .* as the driver counts' log.txt || fail "no comparison with the driver"
 cp -r run/checkpoints/step-00000008 whole

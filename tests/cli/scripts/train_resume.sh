@@ -2,54 +2,7 @@
 # train_resume.sh MPIRUN MOESAIC WORK_DIR: trains a tiny hybrid model on two ranks, throws the last checkpoint away,
 # continues with the same command, and wants the same bytes; then the messages and exit codes around resuming.
 set -eu
-mpirun=$1 moesaic=$2 work=$3
-rm -rf "$work"
-mkdir -p "$work"
-cd "$work"
-perl -e 'srand 7; for my $d (1 .. 40) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. 60), "\n\f\n" }' > text.txt
-cat > tiny.yaml <<'YAML'
-model:
-  hidden_size: 32
-  num_hidden_layers: 2
-  vocab_size: 256
-  intermediate_size: 48
-  hidden_act: situ
-  linear_attn_config: {kda_layers: [1], full_attn_layers: [2], num_heads: 2, head_dim: 16, gate_lower_bound: -5.0, use_full_rank_gate: true}
-  num_attention_heads: 2
-  q_lora_rank: 16
-  kv_lora_rank: 16
-  qk_nope_head_dim: 16
-  qk_rope_head_dim: 8
-  v_head_dim: 16
-  mla_use_nope: true
-  mla_use_output_gate: true
-  indexer: {index_n_heads: 2, index_head_dim: 16, index_topk: 16}
-  num_experts: 8
-  num_experts_per_token: 2
-  num_shared_experts: 1
-  moe_intermediate_size: 16
-  routed_expert_hidden_size: 16
-  first_k_dense_replace: 1
-  balance: {bias_rule: quantile}
-  residual: {type: attention, attn_res_block_size: 1}
-data: {train: text.txt, valid: text.txt, sequence_length: 64}
-train: {steps: 8, global_batch_size: 4, micro_batch_size: 1, eval_every: 4, eval_batches: 4}
-optimizer: {name: muon, lr: 3e-3, warmup_steps: 2, ema_decay: 0.9}
-checkpoint: {every: 4, keep_last: 0}
-run: {device: cpu, dir: run}
-YAML
-run() { "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train tiny.yaml "$@"; }
-fail() { echo "FAILED: $*"; exit 1; }
-expect() { # code, text, command…
-  want=$1 text=$2
-  shift 2
-  set +e
-  out=$("$@" 2>&1)
-  got=$?
-  set -e
-  [ "$got" -eq "$want" ] || fail "exit $got instead of $want from: $*: $out"
-  case $out in *"$text"*) ;; *) fail "'$text' is not in the output of: $*: $out" ;; esac
-}
+. "${0%/*}/tiny_run.sh"
 
 run > log.txt
 grep -q 'step 8/8' log.txt || fail "no line of the last step"
@@ -89,6 +42,15 @@ expect 2 "model.kv_lora_rank" run 'model.linear_attn_config.kda_layers=[1,2]' 'm
 expect 0 "finished" run run.dir=warm model.indexer.index_topk=2 'train.phases=[{until: 3, sparse_stage: warmup}, {until: 8}]'
 expect 0 "finished" run run.dir=aux model.balance.aux_loss=global model.balance.aux_loss_weight=0.01 train.steps=2
 grep '"step":1,' aux/metrics.jsonl | grep -q '"balance":0.0[0-9]*[1-9]' || fail "no global auxiliary loss in step 1"
+# A blend, in phases by tokens; conversations; a data set that is smaller than a batch.
+expect 0 "phase      steps 3 to 4 | sequences of 128 tokens, 2 per step" run run.dir=blend \
+  'data.train=[{path: text.txt, weight: 3}, {path: text.txt, weight: 1}]' \
+  train.global_batch_size=null train.global_batch_tokens=256 train.steps=null train.eval_every=0 \
+  'train.phases=[{until_tokens: 500}, {until_tokens: 1024, sequence_length: 128}]'
+grep -q '"type":"data","step":4,.*"name":"text.txt"' blend/metrics.jsonl || fail "no shares of the blend in metrics.jsonl"
+for i in 1 2 3 4 5 6; do echo '{"prompt": "one two ", "completion": "three"}'; done > chat.jsonl
+expect 0 "warning    chat.jsonl: an epoch is 2 samples, a step draws 4" run run.dir=chat data.train=chat.jsonl train.steps=2 train.eval_every=0
+expect 3 "line 1: a record needs" sh -c "echo '{\"text\": 1}' > no.jsonl; $moesaic data validate no.jsonl"
 expect 5 "in a row" run run.dir=bad debug.inject_nan_step=1 train.max_bad_steps=1
 CUDA_VISIBLE_DEVICES="" expect 2 "run.device=cpu" run run.dir=gpu run.device=cuda
 expect 3 "nowhere.txt" run run.dir=nodata data.train=nowhere.txt

@@ -1,0 +1,78 @@
+#include "apps/checkpoint_path.h"
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/manifest.h"
+
+namespace moesaic::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool is_checkpoint(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path / kManifestName, error));
+}
+
+// A folder may have an '@' in its name; what exists as it stands has no step.
+std::pair<fs::path, std::optional<std::int64_t>> split_step(const std::string& text) {
+  const auto at = text.rfind('@');
+  if (is_folder(text) || at == std::string::npos) return {text, std::nullopt};
+  std::int64_t step = -1;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data() + at + 1, end, step);
+  if (parsed.ec != std::errc() || parsed.ptr != end || step < 0) return {text, std::nullopt};
+  return {text.substr(0, at), step};
+}
+
+fs::path of_step(const fs::path& root, std::int64_t step) {
+  const fs::path folder = root / folder_name(step);
+  if (is_folder(folder)) return folder;
+  std::string known;
+  for (const auto& info : list_checkpoints(root))
+    known += fmt::format(" {}", info.step);
+  throw InputError(fmt::format("{} holds no checkpoint of step {}; there are:{}",
+                               root.string(),
+                               step,
+                               known.empty() ? " none" : known));
+}
+
+}  // namespace
+
+fs::path checkpoints_in(const fs::path& path) {
+  return is_folder(path / "checkpoints") ? path / "checkpoints" : path;
+}
+
+fs::path find_checkpoint(const std::string& text) {
+  const auto [path, step] = split_step(text);
+  if (!is_folder(path)) {
+    throw InputError(fmt::format(
+        "{} is not a folder; give the run.dir of a training run, or one of its step-… folders",
+        path.string()));
+  }
+  if (is_checkpoint(path)) {
+    if (step && read_manifest(path).step != *step)
+      throw InputError(fmt::format("{} is not the checkpoint of step {}", path.string(), *step));
+    return path;
+  }
+  const fs::path root = checkpoints_in(path);
+  if (step) return of_step(root, *step);
+  if (const auto latest = latest_checkpoint(root)) return latest->path;
+  throw InputError(fmt::format(
+      "{} holds no complete checkpoint; give the run.dir of a training run, or a step-… folder",
+      root.string()));
+}
+
+}  // namespace moesaic::apps

@@ -1,0 +1,14 @@
+#pragma once
+#include <filesystem>
+#include <string>
+
+namespace moesaic::apps {
+
+/// The checkpoint that a user means by PATH[@STEP]: PATH is the folder of a run, its folder `checkpoints` (the newest
+/// there, or that of STEP), or a checkpoint itself. Throws InputError saying what is there instead.
+std::filesystem::path find_checkpoint(const std::string& text);
+
+/// The folder of checkpoints of a run: RUN_DIR/checkpoints, or `path` itself when it has none.
+std::filesystem::path checkpoints_in(const std::filesystem::path& path);
+
+}  // namespace moesaic::apps

@@ -1,0 +1,206 @@
+#include "apps/checkpointing.h"
+
+#include <chrono>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "apps/resume.h"
+#include "apps/run_tokenizer.h"
+#include "core/checkpoint/checkpoint.h"
+
+namespace moesaic::apps {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+class Watch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// What the system can give without swapping.
+std::optional<double> free_host_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (double kib = 0; file >> name >> kib; std::getline(file, unit)) {
+    if (name == "MemAvailable:") return kib * 1024;
+  }
+  return std::nullopt;
+}
+
+std::string short_time(double seconds) {
+  return fmt::format("{:.{}f} s", seconds, seconds < 1 ? 3 : 1);
+}
+
+}  // namespace
+
+Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)) {}
+
+bool Checkpointing::is_new() {
+  const std::int64_t step = parts_.trainer->steps_done();
+  return std::exchange(last_saved_, step) != step;
+}
+
+void Checkpointing::save() {
+  if (!is_new()) return;
+  if (!parts_.loaded->config.checkpoint.async) return write(false);
+  if (is_root()) start_background();
+}
+
+// Only rank 0 holds a copy. The other ranks go on at once; the next step's exchange keeps them together.
+void Checkpointing::start_background() {
+  if (background_.is_pending()) {
+    const Watch watch;
+    const bool was_done = background_.is_done();
+    take_result();
+    if (!was_done)
+      parts_.say(fmt::format(
+          "step {} | save waited {} for the one before", last_saved_, short_time(watch.seconds())));
+  }
+  if (!has_memory_for_copy()) return write_on_root(false);
+  const Watch watch;
+  background_.start(request(), parts_.trainer->state(), parts_.trainer->stream());
+  stall_ = watch.seconds();
+}
+
+bool Checkpointing::has_memory_for_copy() {
+  const double needed = checkpoint_bytes(*parts_.trainer);
+  const auto free = free_host_memory();
+  if (background_.holds_memory() || !free || needed < 0.9 * *free) return true;
+  if (!std::exchange(said_no_memory_, true))
+    parts_.say(fmt::format(
+        "checkpoint no room for a copy of the state ({:.1f} GiB; {:.1f} GiB of host memory are "
+        "available): training waits while checkpoints are written",
+        needed / kGiB,
+        *free / kGiB));
+  return false;
+}
+
+void Checkpointing::look() {
+  if (background_.is_done()) take_result();
+}
+
+void Checkpointing::take_result() {
+  const BackgroundSave::Result result = background_.take_result();
+  seconds_ = stall_ + result.seconds;
+  if (result.error == nullptr) return report(result.step, stall_, result.seconds);
+  try {
+    std::rethrow_exception(result.error);
+  } catch (const Error& e) {
+    failed(result.step, e.what(), false);
+  }
+}
+
+void Checkpointing::failed(std::int64_t step, const std::string& what, bool must) {
+  if (last_saved_ == step) last_saved_ = -1;
+  parts_.event("save_failed", step, {});
+  if (must || parts_.loaded->config.checkpoint.on_error == config::OnSaveError::stop)
+    throw ResourceError(fmt::format(
+        "the checkpoint of step {} could not be saved: {}. Earlier checkpoints are untouched; the "
+        "same command continues from the newest.",
+        step,
+        what));
+  parts_.say(
+      fmt::format("step {} | save failed, training goes on (checkpoint.on_error): {}", step, what));
+}
+
+void Checkpointing::finish() {
+  if (is_root() && background_.is_pending()) {
+    try {
+      take_result();
+    } catch (const ResourceError& e) {  // the state saved now is newer than what is missing
+      parts_.say(e.what());
+    }
+  }
+  // All ranks must agree whether the last step is still to be saved.
+  std::string saved = std::to_string(last_saved_);
+  parts_.host->broadcast_host(saved, 0);
+  last_saved_ = std::stoll(saved);
+  if (is_new()) write(true);
+}
+
+void Checkpointing::drain() noexcept {
+  try {
+    if (background_.is_pending()) take_result();
+  } catch (const std::exception& e) {  // another error is on its way already
+    parts_.say(e.what());
+  }
+}
+
+// All ranks end alike: with rank 0's message, if writing failed.
+void Checkpointing::write(bool must) {
+  std::string failure;
+  if (is_root()) {
+    try {
+      write_on_root(must);
+    } catch (const ResourceError& e) {
+      failure = e.what();
+    }
+  }
+  parts_.host->broadcast_host(failure, 0);
+  if (!failure.empty()) throw ResourceError(failure);
+}
+
+void Checkpointing::write_on_root(bool must) {
+  Trainer& trainer = *parts_.trainer;
+  const SaveRequest r = request();
+  const Watch watch;
+  try {
+    save_checkpoint(r.checkpoints,
+                    r.step,
+                    trainer.state(),
+                    r.values,
+                    r.config_yaml,
+                    r.keep_last,
+                    r.keep_every,
+                    trainer.stream());
+  } catch (const Error& e) {
+    return failed(r.step, e.what(), must);
+  }
+  seconds_ = watch.seconds();
+  report(r.step, seconds_, seconds_);
+}
+
+void Checkpointing::report(std::int64_t step, double stall, double seconds) {
+  const double bytes = checkpoint_bytes(*parts_.trainer);
+  parts_.event("save", step, {{"stall_seconds", stall}, {"seconds", seconds}, {"bytes", bytes}});
+  parts_.say(fmt::format("step {} | save {} | {} stall, written in {}",
+                         step,
+                         checkpoints_of(parts_.loaded->config).string(),
+                         short_time(stall),
+                         short_time(seconds)));
+}
+
+SaveRequest Checkpointing::request() const {
+  const config::Config& config = parts_.loaded->config;
+  StateValues values = parts_.trainer->values();
+  if (!origin_.empty()) values.texts[kOriginValue] = origin_;
+  if (!tokenizer_.empty()) values.texts[kTokenizerValue] = tokenizer_;
+  return {.checkpoints = checkpoints_of(config),
+          .step = parts_.trainer->steps_done(),
+          .values = std::move(values),
+          .config_yaml = config::effective_yaml(*parts_.loaded),
+          .keep_last = config.checkpoint.keep_last,
+          .keep_every = config.checkpoint.keep_every};
+}
+
+std::filesystem::path checkpoints_of(const config::Config& config) {
+  return std::filesystem::path(config.run.dir) / "checkpoints";
+}
+
+double checkpoint_bytes(const Trainer& trainer) {
+  double bytes = 0;
+  for (const StateTensor& t : trainer.state())
+    bytes += static_cast<double>(t.bytes());
+  return bytes;
+}
+
+}  // namespace moesaic::apps

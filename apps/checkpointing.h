@@ -1,0 +1,74 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/checkpoint/background_save.h"
+#include "core/config/load.h"
+#include "core/train/trainer.h"
+
+namespace moesaic::apps {
+
+/// When and how a run saves. All ranks call save() and finish() in the same order; rank 0 writes.
+class Checkpointing {
+ public:
+  struct Parts {
+    const config::LoadedConfig* loaded = nullptr;
+    Communicator* host = nullptr;
+    Trainer* trainer = nullptr;
+    std::function<void(const std::string&)> say;  ///< a line of the log, on rank 0
+    /// An event of the metrics: type, step, numbers.
+    std::function<void(const std::string&, std::int64_t, const std::map<std::string, double>&)>
+        event;
+  };
+  explicit Checkpointing(Parts parts);
+
+  /// The state is on the disk as of the trainer's present step: it was loaded from there.
+  void is_saved() noexcept { last_saved_ = parts_.trainer->steps_done(); }
+  /// Goes into the values of all checkpoints from here on (resume.h).
+  void set_origin(std::string origin) { origin_ = std::move(origin); }
+  /// The same for the content hash of the data's tokenizer (run_tokenizer.h).
+  void set_tokenizer(std::string hash) { tokenizer_ = std::move(hash); }
+  /// Saves the state, unless the last checkpoint is of this step; in the background where checkpoint.async says so,
+  /// after waiting for the one before. A save that fails throws ResourceError, or is only reported, as
+  /// checkpoint.on_error says: one in the background when it is found out, on rank 0 alone.
+  void save();
+  /// Before every step: reports a save in the background that has ended since.
+  void look();
+  /// Saves the state and returns when everything is on the disk. Throws ResourceError on all ranks.
+  void finish();
+  /// Before the process ends with an error: waits for a save in the background and reports it.
+  void drain() noexcept;
+  /// Time that the last save took, 0 before the first.
+  double last_save_seconds() const noexcept { return seconds_; }
+
+ private:
+  bool is_root() const { return parts_.host->rank() == 0; }
+  bool is_new();
+  void start_background();
+  bool has_memory_for_copy();
+  void write(bool must);
+  void write_on_root(bool must);
+  void take_result();
+  void failed(std::int64_t step, const std::string& what, bool must);
+  void report(std::int64_t step, double stall, double seconds);
+  SaveRequest request() const;
+
+  Parts parts_;
+  BackgroundSave background_;
+  std::string origin_, tokenizer_;
+  std::int64_t last_saved_ = -1;
+  double stall_ = 0;  // of the save in the background
+  double seconds_ = 0;
+  bool said_no_memory_ = false;
+};
+
+/// RUN_DIR/checkpoints
+std::filesystem::path checkpoints_of(const config::Config& config);
+/// Bytes of a checkpoint of this trainer, its manifest apart.
+double checkpoint_bytes(const Trainer& trainer);
+
+}  // namespace moesaic::apps

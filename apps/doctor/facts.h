@@ -1,0 +1,80 @@
+#pragma once
+// What `doctor` looks at. Reading (read_*.cpp) and judging (judge.h) are apart, so that judging is a pure function.
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moesaic::apps::doctor {
+
+/// Bytes or a count; nothing: no limit.
+using Limit = std::optional<std::uint64_t>;
+
+/// A process, and the limits it runs under.
+struct ProcessFacts {
+  bool is_root = false;
+  bool mpirun_may_be_root = false;  ///< both OMPI_ALLOW_RUN_AS_ROOT variables are set
+  int cpus = 1;                     ///< that this process may run on
+  int machine_cpus = 1;
+  int threads = 1;               ///< run.threads
+  std::string openblas_threads;  ///< OPENBLAS_NUM_THREADS; empty: not set
+  Limit locked_memory;           ///< ulimit -l
+  Limit open_files;              ///< ulimit -n, the soft one
+  bool has_infiniband = false;   ///< the machine has RDMA devices
+};
+
+struct SharedMemoryFacts {
+  bool is_there = false;
+  bool is_writable = false;
+  std::uint64_t bytes = 0, free = 0;
+};
+
+struct DiskFacts {
+  std::string wanted;   ///< run.dir
+  std::string folder;   ///< it, or its nearest parent that exists
+  std::string problem;  ///< why nothing can be written there; empty: it can
+  std::string kind;     ///< "ext4", "nfs", …, or a number in hexadecimal
+  bool is_network = false;
+  bool is_memory = false;
+  std::uint64_t free = 0;
+  double fsync_seconds = 0;      ///< of a small file, the median of some
+  double bytes_per_second = 0;   ///< written and fsynced
+  std::uint64_t checkpoint = 0;  ///< bytes of one, estimated; 0: no configuration was given
+  std::int64_t keep = 1;         ///< how many are kept
+};
+
+struct GpuFacts {
+  int ordinal = 0;
+  std::string name, problem;  ///< problem: why this build cannot use it
+  int major = 0, minor = 0;   ///< compute capability
+  bool ecc = false;
+  int clock_mhz = 0, memory_clock_mhz = 0;
+  std::uint64_t free = 0, total = 0;
+};
+
+struct CudaFacts {
+  bool is_built = false;
+  int driver = 0, runtime = 0;  ///< 12040 is 12.4; 0: none
+  std::string problem;          ///< of device 0: why CUDA cannot be used
+  bool is_asked_for = false;    ///< run.device: cuda
+  std::vector<GpuFacts> gpus;
+  std::string nccl;  ///< "2.28.3", or "none"
+};
+
+struct LaunchFacts {
+  std::string launcher;      ///< "mpirun", "srun", "no launcher", …
+  std::string problem;       ///< why ranks would not meet; empty: they do
+  std::string library;       ///< what the MPI library calls itself
+  std::string library_file;  ///< the file it was loaded from
+  std::string mpirun;        ///< in PATH; empty: none
+  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+};
+
+/// A rank's clock against rank 0's.
+struct ClockFacts {
+  double offset_seconds = 0;
+  double uncertainty_seconds = 0;
+};
+
+}  // namespace moesaic::apps::doctor

@@ -1,0 +1,323 @@
+#include "apps/resume.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "apps/checkpoint_path.h"
+#include "apps/checkpointing.h"
+#include "apps/run_tokenizer.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/base/durable_file.h"
+#include "core/checkpoint/manifest.h"
+#include "core/config/on_resume.h"
+
+namespace moesaic::apps {
+namespace {
+
+namespace fs = std::filesystem;
+using config::OnResume;
+
+std::string text_of(const ConfigChange& c) {
+  return fmt::format("{}: {} -> {}", c.key, c.before, c.after);
+}
+
+std::string origin_of(const fs::path& checkpoint) {
+  const auto texts = read_manifest(checkpoint).values.texts;
+  const auto found = texts.find(kOriginValue);
+  return found == texts.end() ? "" : found->second;
+}
+
+// Steps of the folders that have a manifest, complete or not, largest first.
+std::vector<std::int64_t> steps_with_manifest(const fs::path& checkpoints) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator at(checkpoints, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    const auto step = step_of_folder(at->path().filename().string());
+    std::error_code absent;
+    if (step >= 0 && fs::exists(fs::symlink_status(at->path() / kManifestName, absent)))
+      steps.push_back(step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+// Keeps a checkpoint under a name that no run looks at; "damaged-step-00000100", then "damaged-2-step-…".
+void set_aside(const fs::path& folder, const std::string& why) {
+  std::error_code error;
+  for (int n = 1;; ++n) {
+    const std::string number = n == 1 ? "" : fmt::format("{}-", n);
+    const fs::path to =
+        folder.parent_path() / fmt::format("{}-{}{}", why, number, folder.filename().string());
+    if (fs::exists(fs::symlink_status(to, error))) continue;
+    rename_or_exchange(folder, to);
+    return;
+  }
+}
+
+// Rank 0's choice, before anything was loaded.
+struct Target {
+  fs::path folder;  ///< empty: a new run
+  std::string origin;
+  std::vector<fs::path> newer;    ///< of this run, left behind when it goes back to an earlier step
+  std::vector<fs::path> damaged;  ///< passed over
+};
+
+class Chooser {
+ public:
+  explicit Chooser(const ResumeParts& parts)
+      : parts_(parts), own_(checkpoints_of(parts.loaded->config)) {}
+
+  // `unfit`: checkpoints that turned out to be damaged when they were read.
+  Target choose(const std::set<fs::path>& unfit) const {
+    Target target;
+    if (parts_.choice.kind == ResumeChoice::Kind::path) {
+      choose_path(target, unfit);
+    } else if (const auto newest = newest_own(target, unfit)) {
+      target.folder = *newest;
+      target.origin = origin_of(*newest);
+    }
+    if (target.folder.empty() && !target.damaged.empty())
+      throw InputError(fmt::format(
+          "every checkpoint in {} is damaged; move them away to start anew", own_.string()));
+    return target;
+  }
+
+ private:
+  std::optional<fs::path> newest_own(Target& target, const std::set<fs::path>& unfit) const {
+    if (!parts_.choice.fallback) {
+      const auto latest = latest_checkpoint(own_);
+      return latest ? std::optional(latest->path) : std::nullopt;
+    }
+    for (const std::int64_t step : steps_with_manifest(own_)) {
+      const fs::path folder = own_ / folder_name(step);
+      try {
+        read_manifest(folder);
+        if (!unfit.contains(folder)) return folder;
+      } catch (const InputError& e) {
+        parts_.say(fmt::format("passed over (--fallback): {}", e.what()));
+      }
+      target.damaged.push_back(folder);
+    }
+    return std::nullopt;
+  }
+
+  // The same command may start the run again after it went on from PATH; it must not go back a second time.
+  void choose_path(Target& target, const std::set<fs::path>& unfit) const {
+    const fs::path source = fs::canonical(find_checkpoint(parts_.choice.path));
+    if (unfit.contains(source))
+      throw InputError(
+          fmt::format("{} is damaged; --fallback needs another one in the run's own "
+                      "folder",
+                      source.string()));
+    target.folder = source;
+    target.origin = source.string();
+    const auto newest = newest_own(target, unfit);
+    if (!newest) return;
+    std::error_code error;
+    const bool own = fs::equivalent(source.parent_path(), own_, error);
+    if (origin_of(*newest) == target.origin) {
+      parts_.say(fmt::format("{} has gone on from {} before and continues where it is",
+                             own_.string(),
+                             source.string()));
+      target.folder = *newest;
+    } else if (own) {
+      for (const std::int64_t step : steps_with_manifest(own_)) {
+        if (step > step_of_folder(source.filename().string()))
+          target.newer.push_back(own_ / folder_name(step));
+      }
+    } else {
+      throw UsageError(
+          fmt::format("--resume={}, but {} already holds {}, which came from elsewhere; choose "
+                      "another run.dir, "
+                      "or use --resume=auto to continue that",
+                      parts_.choice.path,
+                      own_.string(),
+                      newest->filename().string()));
+    }
+  }
+
+  const ResumeParts& parts_;
+  fs::path own_;
+};
+
+void refuse_or_report(const ResumeParts& parts,
+                      const fs::path& checkpoint,
+                      const std::vector<ConfigChange>& changes) {
+  std::string refused;
+  for (const ConfigChange& c : changes) {
+    const config::ResumeRule* rule = config::resume_rule(c.key);
+    if (rule != nullptr && rule->kind == OnResume::refused)
+      refused += fmt::format("\n  {} ({})", text_of(c), rule->why);
+  }
+  if (refused.empty()) {
+    for (const ConfigChange& c : changes) {
+      const config::ResumeRule* rule = config::resume_rule(c.key);
+      const bool logged = rule == nullptr || rule->kind == OnResume::logged;
+      parts.say(fmt::format(
+          "changed    {}{}", text_of(c), logged ? " (other numbers from here on)" : ""));
+    }
+    return;
+  }
+  const auto tensors = checkpoint_differences(checkpoint, parts.trainer->state(), true);
+  constexpr std::size_t kShown = 20;
+  for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
+    refused += "\n  " + tensors[i];
+  if (tensors.size() > kShown)
+    refused += fmt::format("\n  and {} more tensors", tensors.size() - kShown);
+  throw UsageError(fmt::format(
+      "{} cannot be continued with these changes; set the keys back, or start anew in another "
+      "run.dir:{}",
+      checkpoint.string(),
+      refused));
+}
+
+// "" when every byte was right on all ranks; else what was wrong on this one, or on another.
+std::string load_tensors(const ResumeParts& parts,
+                         const fs::path& checkpoint,
+                         StateValues& values) {
+  std::string damage;
+  Trainer& trainer = *parts.trainer;
+  try {
+    values = load_checkpoint(checkpoint, trainer.state(), true, trainer.stream());
+  } catch (const InputError& e) {
+    if (!parts.choice.fallback) throw;
+    damage = e.what();
+  }
+  if (!parts.choice.fallback) return damage;
+  for (const std::string& other : parts.host->all_gather_host(damage)) {
+    if (damage.empty()) damage = other;
+  }
+  return damage;
+}
+
+void require_step(const ResumeParts& parts, const fs::path& checkpoint) {
+  const std::int64_t steps = parts.loaded->config.train.steps, done = parts.trainer->steps_done();
+  if (done <= steps) return;
+  throw UsageError(fmt::format(
+      "{} is at step {}, beyond train.steps ({}); raise train.steps, or choose another run.dir",
+      checkpoint.string(),
+      done,
+      steps));
+}
+
+// One rank looks, so that all continue from the same step whatever a shared file system shows them.
+void share(const ResumeParts& parts, Target& target) {
+  std::string folder = target.folder.string();
+  parts.host->broadcast_host(folder, 0);
+  parts.host->broadcast_host(target.origin, 0);
+  target.folder = folder;
+}
+
+void start_anew_or_throw(const ResumeParts& parts, const std::string& folder) {
+  if (parts.choice.kind == ResumeChoice::Kind::must)
+    throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint", folder));
+}
+
+void tidy(const ResumeParts& parts, const Target& target) {
+  if (parts.host->rank() != 0) return;
+  for (const fs::path& folder : target.damaged) {
+    set_aside(folder, "damaged");
+    parts.say(
+        fmt::format("renamed    {} is damaged and keeps its files as damaged-…", folder.string()));
+  }
+  for (const fs::path& folder : target.newer) {
+    set_aside(folder, "left");
+    parts.say(fmt::format("renamed    {} is newer and keeps its files as left-…", folder.string()));
+  }
+}
+
+}  // namespace
+
+ResumeChoice resume_choice(const std::string& text, bool fallback) {
+  using Kind = ResumeChoice::Kind;
+  ResumeChoice choice;
+  choice.fallback = fallback;
+  choice.kind = text == "auto"    ? Kind::automatic
+                : text == "must"  ? Kind::must
+                : text == "never" ? Kind::never
+                                  : Kind::path;
+  if (choice.kind != Kind::path) return choice;
+  choice.path = text;
+  std::error_code error;
+  const std::string without_step = text.substr(0, text.rfind('@'));
+  if (!fs::exists(text, error) && !fs::exists(without_step, error))
+    throw UsageError(fmt::format(
+        "--resume={}: there is no such folder; allowed are auto, must, never, and PATH[@STEP] of a "
+        "run or of one of its checkpoints",
+        text));
+  return choice;
+}
+
+Continued continue_run(const ResumeParts& parts) {
+  const auto own = checkpoints_of(parts.loaded->config);
+  std::set<fs::path> unfit;
+  for (;;) {
+    Target target;
+    if (parts.host->rank() == 0) target = Chooser(parts).choose(unfit);
+    share(parts, target);
+    if (target.folder.empty()) {
+      start_anew_or_throw(parts, own.string());
+      return {};
+    }
+    if (parts.choice.kind == ResumeChoice::Kind::never) {
+      throw UsageError(
+          fmt::format("--resume=never, but {} already holds {}; choose another run.dir, remove the "
+                      "checkpoints, "
+                      "or use --resume=auto",
+                      own.string(),
+                      target.folder.filename().string()));
+    }
+    Continued result{.yes = true, .origin = target.origin};
+    result.changes =
+        config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
+    refuse_or_report(parts, target.folder, result.changes);
+    require_same_tokenizer(target.folder, parts.tokenizer);
+    if (const auto differences =
+            checkpoint_differences(target.folder, parts.trainer->state(), true);
+        !differences.empty())
+      throw UsageError(misfit_text(target.folder, differences));
+    StateValues values;
+    if (const std::string damage = load_tensors(parts, target.folder, values); !damage.empty()) {
+      parts.say(fmt::format("passed over (--fallback): {}", damage));
+      unfit.insert(target.folder);
+      continue;
+    }
+    parts.trainer->load_values(values);
+    require_step(parts, target.folder);
+    std::error_code error;
+    result.is_own = fs::equivalent(target.folder.parent_path(), own, error);
+    tidy(parts, target);
+    parts.say(fmt::format(
+        "continuing from {} (step {})", target.folder.string(), parts.trainer->steps_done()));
+    return result;
+  }
+}
+
+void load_start_weights(const ResumeParts& parts) {
+  Target target;
+  if (parts.host->rank() == 0)
+    target.folder = find_checkpoint(*parts.loaded->config.checkpoint.load_weights);
+  share(parts, target);
+  Trainer& trainer = *parts.trainer;
+  const auto weights = trainer.weights();
+  if (const auto differences = checkpoint_differences(target.folder, weights, false);
+      !differences.empty()) {
+    std::string text = "checkpoint.load_weights: " + misfit_text(target.folder, differences);
+    for (const ConfigChange& c :
+         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded))) {
+      if (c.key.starts_with("model.") || c.key == "run.precision")
+        text += fmt::format("\n  {}", text_of(c));
+    }
+    throw UsageError(text);
+  }
+  load_checkpoint(target.folder, weights, false, trainer.stream());
+  trainer.weights_were_loaded();
+  parts.say(fmt::format("weights    of {} (step {}); step, data and optimizer start anew",
+                        target.folder.string(),
+                        read_manifest(target.folder).step));
+}
+
+}  // namespace moesaic::apps

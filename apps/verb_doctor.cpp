@@ -1,0 +1,135 @@
+#include <array>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "apps/doctor/judge.h"
+#include "apps/doctor/read_facts.h"
+#include "apps/doctor/report.h"
+#include "apps/launch.h"
+#include "apps/verb.h"
+#include "core/config/load.h"
+#include "core/model/plan.h"
+
+namespace moesaic::apps {
+namespace {
+
+using namespace doctor;
+
+struct DoctorArguments {
+  ConfigArguments config;
+  bool json = false;
+};
+
+struct Wishes {
+  std::string folder = ".";
+  int threads = 1;
+  bool wants_cuda = false;
+  std::uint64_t checkpoint = 0;
+  std::int64_t keep = 1;
+};
+
+// What the configuration, if there is one, will ask of the machine.
+Wishes wishes_of(const ConfigArguments& arguments) {
+  Wishes wishes;
+  if (arguments.path.empty()) return wishes;
+  const config::Config config = config::load_config(arguments.path, arguments.overrides).config;
+  wishes.folder = config.run.dir;
+  wishes.threads = static_cast<int>(config.run.threads);
+  wishes.wants_cuda = config.run.device == config::DeviceChoice::cuda;
+  wishes.keep = config.checkpoint.keep_last;
+  constexpr std::uint64_t kBytesPerParameter = 12;  // weights and two moments in f32
+  wishes.checkpoint = kBytesPerParameter * static_cast<std::uint64_t>(make_plan(config).model.all);
+  return wishes;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+void append(Findings& to, const Findings& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+// What a process finds; things of the whole machine are looked at by its first rank.
+Findings examine(const LaunchFacts& launch, const Wishes& wishes) {
+  const ProcessFacts process = read_process(wishes.threads);
+  const CudaFacts cuda = read_cuda(wishes.wants_cuda);
+  Findings findings = judge_launch(launch, process);
+  append(findings, judge_process(process, launch));
+  append(findings, judge_cuda(cuda, launch));
+  append(findings, judge_limits(process));
+  if (launch.local_rank != 0) return findings;
+  append(
+      findings,
+      judge_shared_memory(
+          read_shared_memory("/dev/shm"), launch.local_size, static_cast<int>(cuda.gpus.size())));
+  DiskFacts disk = read_disk(wishes.folder);
+  disk.checkpoint = wishes.checkpoint;
+  disk.keep = wishes.keep;
+  append(findings, judge_disk(disk));
+  return findings;
+}
+
+int report(const std::vector<RankFindings>& ranks, bool json) {
+  const auto merged = merge(ranks);
+  std::cout << (json ? json_of(merged) : text_of(merged)) << std::flush;
+  return worst(merged) == Health::fail ? static_cast<int>(ExitCode::usage) : 0;
+}
+
+int run_doctor(const DoctorArguments& arguments) {
+  Wishes wishes;
+  const int problem = run_before_mpi([&] { wishes = wishes_of(arguments.config); });
+  if (problem != 0) return problem;
+  LaunchFacts launch = read_launch_facts();
+  if (!launch.problem.empty()) {
+    // MPI would end this process, or leave it alone; the rest can be said without.
+    const int result = static_cast<int>(ExitCode::usage);
+    if (launcher_rank() != 0) return result;
+    return report({{host_name(), examine(launch, wishes)}}, arguments.json);
+  }
+  return run_ranks({}, [&](const RankPlace& place) {
+    launch.rank = place.world.rank();
+    launch.size = place.world.size();
+    launch.local_rank = place.local_rank;
+    launch.local_size = place.local_size;
+    RankFindings mine{host_name(), examine(launch, wishes)};
+    if (launch.size > 1)
+      append(mine.findings, judge_clock(measure_clock(place.world), launch.rank));
+    std::vector<RankFindings> all;
+    for (const std::string& text : place.world.all_gather_host(packed(mine)))
+      all.push_back(unpacked(text));
+    std::int64_t result = 0;
+    if (launch.rank == 0) result = report(all, arguments.json);
+    return static_cast<int>(place.world.all_reduce_host(result, ReduceOp::max));
+  });
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  CLI::App* verb = app.add_subcommand(
+      "doctor", "Check MPI, GPUs, limits and disk of this machine, or of all ranks under mpirun");
+  const auto arguments = std::make_shared<DoctorArguments>();
+  verb->add_option("CONFIG",
+                   arguments->config.path,
+                   "Configuration file (YAML) whose run.dir, run.threads, run.device and "
+                   "checkpoints are checked, too");
+  verb->add_option("OVERRIDES",
+                   arguments->config.overrides,
+                   "Settings that replace those of the file: section.key=value")
+      ->expected(0, -1);
+  verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
+  verb->footer(
+      "A warning is something that works but will hurt; exit code 2 if anything fails.\n"
+      "Example:\n"
+      "  moesaic doctor configs/quickstart.yaml\n"
+      "  mpirun -np 16 moesaic doctor configs/kimi_linear_48b.yaml\n");
+  verb->callback([&action, arguments] { action = [arguments] { return run_doctor(*arguments); }; });
+}
+
+}  // namespace moesaic::apps

@@ -1,0 +1,82 @@
+#include "core/train/sinks/tensorboard.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "core/train/sinks/heat_map.h"
+
+namespace moesaic {
+namespace {
+
+// What a step says of all experts of the model.
+void add_experts(EventSummary& s, const StepRecord& record) {
+  if (record.experts.empty()) return;
+  double worst = 0;
+  std::int64_t dead = 0;
+  for (const auto& e : record.experts) {
+    worst = std::isnan(e.max_over_mean) ? e.max_over_mean : std::max(worst, e.max_over_mean);
+    dead += e.dead_experts;
+  }
+  s.scalar("moe/max_over_mean", worst);
+  s.scalar("moe/dead_experts", static_cast<double>(dead));
+}
+
+void add_layers(EventSummary& s, const StepRecord& record) {
+  for (const auto& e : record.experts) {
+    if (e.tokens.empty()) continue;
+    const std::string layer = fmt::format("moe/L{:02}/", e.layer);
+    s.scalar(layer + "load_max", e.max_over_mean);
+    s.scalar(layer + "dead", static_cast<double>(e.dead_experts));
+    s.scalar(layer + "entropy", e.entropy);
+    if (e.bias_min) s.scalar(layer + "bias_min", *e.bias_min);
+    if (e.bias_max) s.scalar(layer + "bias_max", *e.bias_max);
+    s.histogram(layer + "tokens", e.tokens);
+  }
+  const Image map = expert_heat_map(record.experts);
+  if (!map.png.empty()) s.image("moe/load", map.width, map.height, map.png);
+}
+
+}  // namespace
+
+TensorBoard::TensorBoard(const std::filesystem::path& folder) : file_(folder) {}
+
+void TensorBoard::on_header(const RunHeader& header) {
+  file_.session_start(header.start_step + 1);
+  EventSummary s;
+  s.text("config", "```yaml\n" + header.config + "\n```");
+  file_.write(header.start_step + 1, s);
+}
+
+void TensorBoard::on_step(const StepRecord& r) {
+  EventSummary s;
+  const auto put = [&](const char* tag, const auto& value) {
+    if (value) s.scalar(tag, static_cast<double>(*value));
+  };
+  s.scalar("train/loss", r.loss);
+  for (const auto& [name, value] : r.loss_parts)
+    s.scalar("train/loss_" + name, value);
+  put("train/grad_norm", r.grad_norm);
+  s.scalar("train/lr", r.learning_rate);
+  s.scalar("train/skipped", r.skipped ? 1 : 0);
+  put("train/total_tokens", r.total_tokens);
+  s.scalar("perf/step_seconds", r.seconds);
+  put("perf/tokens_per_second", r.tokens_per_second());
+  put("perf/tflops_per_device", r.tflops_per_device);
+  put("perf/mfu", r.mfu);
+  put("perf/device_memory_bytes", r.memory_bytes);
+  put("perf/host_memory_bytes", r.host_bytes);
+  add_experts(s, r);
+  add_layers(s, r);
+  file_.write(r.step, s);
+}
+
+void TensorBoard::on_event(const RunEvent& event) {
+  EventSummary s;
+  for (const auto& [name, value] : event.values)
+    s.scalar(event.type + "/" + name, value);
+  if (!s.empty()) file_.write(event.step, s);
+}
+
+}  // namespace moesaic

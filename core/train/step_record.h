@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moesaic {
+
+/// How the tokens of a step spread over the experts of one layer.
+struct ExpertLoad {
+  std::int64_t layer = 0;         ///< as in the tensor names
+  double max_over_mean = 0;       ///< tokens of the busiest expert / mean over experts; 1 is even
+  std::int64_t dead_experts = 0;  ///< experts without a token in this step
+  double entropy = 0;  ///< of the shares of the experts, over its largest value; 1 is even
+  // In steps with details (log.expert_every, log.detail_every), else empty:
+  std::vector<std::int64_t> tokens;          ///< per expert, exact, of all ranks
+  std::optional<double> bias_min, bias_max;  ///< of the router's selection bias after the step
+};
+
+/// The figures of a layer that follow from its counts (layer and bias are left alone).
+ExpertLoad expert_load(std::vector<std::int64_t> tokens);
+
+/// What one step did, summed or averaged over all ranks. Fields without a value appear in no output.
+struct StepRecord {
+  std::int64_t step = 0;                     ///< counted from 1
+  double time = 0;                           ///< Unix time of its end, seconds
+  std::int64_t steps = 0;                    ///< of the whole run
+  double loss = 0;                           ///< what is minimised
+  std::map<std::string, double> loss_parts;  ///< by name: lm, mtp, balance, z, …
+  std::optional<double> grad_norm;           ///< before clipping
+  double learning_rate = 0;
+  std::int64_t tokens = 0;          ///< of this step
+  double seconds = 0;               ///< wall time of this step
+  bool skipped = false;             ///< not finite: nothing was updated
+  std::vector<ExpertLoad> experts;  ///< MoE layers
+  std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
+  std::optional<double> tflops_per_device;   ///< flops / seconds / devices, in 10^12 per second
+  std::optional<double> mfu;                 ///< the same over log.peak_tflops
+  std::optional<std::int64_t> memory_bytes;  ///< device memory of the rank that uses most
+  std::optional<std::int64_t> host_bytes;    ///< resident host memory of the rank that uses most
+  std::optional<std::int64_t> total_tokens;  ///< consumed since step 1
+
+  /// Of this step alone; empty when it has no tokens or took no time.
+  std::optional<double> tokens_per_second() const {
+    if (tokens <= 0 || !(seconds > 0)) return std::nullopt;
+    return static_cast<double>(tokens) / seconds;
+  }
+};
+
+}  // namespace moesaic

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# gpu_sanitize.sh [BUILD_DIR]: compute-sanitizer over the kernels at small sizes: memcheck, initcheck and synccheck of the
+# reference cases and of one run of each tensor-core kernel; racecheck of the kernels with shared memory. Four at a time, each
+# with a time limit; fails if a tool finds something.
+# racecheck does not see the copy engine's writes: `test_cuda "[repeat]"` repeats those kernels a thousand times, in a build
+# with -DMOESAIC_CUDA_STRESS=ON under random pauses.
+#
+# What runs the kernels with shared memory (a unit test keeps the list whole):
+#   reference cases in f32 and bf16
+#     attention attention_common attention_plain_backward attention_plain_forward: mla, dsa    glu: activation
+#       attn_res_backward attn_res_forward: attnres
+#     balance balance_counts router_loss: balance    expert_capacity expert_sort grouped_gemm grouped_tiles permute router router_backward: moe
+#     sparse_mla sparse_mla_plain sparse_mla_sums: dsa
+#     embedding: model    muon newton_schulz: optim, model    indexer_loss indexer_select: dsa    quant_fp8: quant
+#     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare: kda
+#     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_divergence: loss
+#   one run of each tensor-core kernel
+#     attention_tiled attention_tiled_dkv attention_tiled_dq attention_tiled_forward grouped_gemm_rows
+#     grouped_gemm_weight
+#     indexer_gradients_tiled indexer_scores_tiled indexer_target_tiled kda_tiled_gradients kda_tiled_prepare kda_tiled_scan
+#   cases of test_cuda named below
+#     clip kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward
+set -euo pipefail
+build=$(cd "${1:-build_gpu}" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/parts.sh
+. scripts/parts.sh
+export MOESAIC_REQUIRE_CUDA=1 OPENBLAS_NUM_THREADS=1 MOESAIC_REPEATS=1
+tool=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+limit=${LIMIT_S:-240}
+at_once=4 running=0
+
+check() { # NAME TOOL COMMAND…
+  local name=$1 which=$2
+  shift 2
+  if [ "$running" -ge "$at_once" ]; then wait -n || true; running=$((running - 1)); fi
+  running=$((running + 1))
+  start "$which:$name" "$limit" "$tool" --tool "$which" --error-exitcode 9 --print-limit 20 "$@"
+}
+
+# racecheck takes longest, so it starts first; its reference cases are cut by family.
+for dtype in bf16 f32; do
+  for family in activation attnres balance dsa kda_core kda_layer mla model moe norms optim quant short_conv loss; do
+    mkdir -p "$logs/cases/$family"
+    ln -sf "$PWD"/tests/golden/"$family"__*.safetensors "$logs/cases/$family/"
+    check "$family,$dtype" racecheck "$build/apps/moesaic" verify --cases "$logs/cases/$family" --device cuda --dtype $dtype
+  done
+done
+check tensor_cores racecheck "$build/tests/test_cuda" '[repeat]'
+check more racecheck "$build/tests/test_cuda" 'TopK on CUDA replays*,KDA step on CUDA*,SumOfSquares on CUDA is finite*,Cross-entropy of extreme rows*'
+check halves racecheck "$build/tests/test_cuda" 'Newton-Schulz on CUDA: a matrix*'
+check gather racecheck "$build/tests/test_cuda" 'Sparse MLA on CUDA: rows without*,Sparse MLA on CUDA: no tokens*'
+for which in memcheck initcheck synccheck; do
+  check f32 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype f32
+  check bf16 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype bf16
+  check tensor_cores $which "$build/tests/test_cuda" '[repeat],Newton-Schulz on CUDA: a matrix*,Sparse MLA on CUDA: rows without*'
+done
+finish

@@ -1,0 +1,34 @@
+#!/bin/sh
+# checkpointing.sh MPIRUN MOESAIC WORK_DIR: saving in the background and at once give the same files; a file system that
+# takes no more ends the run, or does not, as the configuration says, and leaves the checkpoints that are there alone.
+set -eu
+. "${0%/*}/tiny_run.sh"
+
+run run.dir=behind train.steps=12 checkpoint.every=3 > log.txt
+grep -q 'step 3 | save behind/checkpoints | [0-9.]* s stall, written in [0-9.]* s' log.txt || fail "no times of the save: $(cat log.txt)"
+run run.dir=atonce train.steps=12 checkpoint.every=3 checkpoint.async=false > log.txt
+for step in 3 6 9 12; do
+  for f in model optimizer ema; do
+    cmp "behind/checkpoints/step-0000000$step/$f.safetensors" "atonce/checkpoints/step-0000000$step/$f.safetensors" 2> /dev/null ||
+      cmp "behind/checkpoints/step-000000$step/$f.safetensors" "atonce/checkpoints/step-000000$step/$f.safetensors" ||
+      fail "step $step: $f differs between a save in the background and one at once"
+  done
+done
+
+# Files of a rank may not grow beyond 100 KB: every data file fails half-way. (Shared memory between ranks is a file too.)
+small() {
+  "$mpirun" -np 2 --oversubscribe --bind-to none --mca btl self,tcp sh -c 'trap "" XFSZ; ulimit -f 200; exec "$@"' sh "$moesaic" train tiny.yaml "$@"
+}
+for async in true false; do
+  run run.dir=full$async train.steps=12 train.max_bad_steps=12 run.max_minutes=0.00001 checkpoint.every=2 > log.txt 2>&1 && fail "not stopped"
+  expect 4 "the checkpoint of step 2 could not be saved" small run.dir=full$async train.steps=12 checkpoint.every=2 checkpoint.async=$async
+  [ -e full$async/checkpoints/step-00000001/manifest.json ] || fail "the checkpoint before is gone"
+  [ -z "$(find full$async/checkpoints -name '.tmp-*')" ] || fail "a half checkpoint was left"
+  # Training goes on to the end; there the state must be saved.
+  expect 4 "step 4 | save failed, training goes on" small run.dir=full$async train.steps=12 checkpoint.every=2 checkpoint.async=$async checkpoint.on_error=continue
+  case $out in *"step 12/12"*) ;; *) fail "training did not go on: $out" ;; esac
+  case $out in *"the checkpoint of step 12 could not be saved"*) ;; *) fail "the last save failed without a word: $out" ;; esac
+  expect 0 "continuing from full$async/checkpoints/step-00000001" run run.dir=full$async train.steps=12
+  cmp behind/checkpoints/step-00000012/model.safetensors full$async/checkpoints/step-00000012/model.safetensors || fail "other bytes after a full disk"
+done
+echo "checkpointing: all checks passed"

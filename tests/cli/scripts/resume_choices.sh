@@ -1,0 +1,82 @@
+#!/bin/sh
+# resume_choices.sh MPIRUN MOESAIC WORK_DIR: --resume=PATH[@STEP], `resume RUN_DIR`, --fallback, weights alone, and which
+# changed keys are refused, announced or of no consequence.
+set -eu
+. "${0%/*}/tiny_run.sh"
+
+same() { # folder, folder, step
+  for f in model optimizer ema; do
+    cmp "$1/checkpoints/step-0000000$3/$f.safetensors" "$2/checkpoints/step-0000000$3/$f.safetensors" || fail "$1 and $2: $f of step $3 differs"
+  done
+}
+resume() { "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" resume "$@"; }
+
+run checkpoint.every=2 > log.txt
+cp -r run whole
+
+# With the saved configuration; changes are printed.
+rm -r run/checkpoints/step-00000008 run/checkpoints/step-00000006
+expect 0 "continuing from run/checkpoints/step-00000004" resume run
+same run whole 8
+expect 0 "changed    train.steps: 8 -> 9 (other numbers from here on)" resume run train.steps=9
+grep -q '"type":"changed","step":8,"after":"9","before":"8","key":"train.steps"' run/metrics.jsonl || fail "the change is not in metrics.jsonl"
+expect 0 "changed    log.interval: 1 -> 3" resume run train.steps=9 log.interval=3
+case $out in *"log.interval: 1 -> 3 (other"*) fail "log.interval was announced as a change of numbers" ;; esac
+expect 2 "resume continues in run" resume run run.dir=other
+expect 3 "is not a folder" resume nowhere
+mkdir -p empty/checkpoints
+expect 3 "no complete checkpoint" resume empty
+rm -r run/checkpoints/step-00000009
+
+# Another layout: the same state (the next step rounds differently, so none is done).
+for ranks in 1 4; do
+  expect 0 "continuing from run/checkpoints/step-00000008" "$mpirun" -np $ranks --oversubscribe --bind-to none "$moesaic" resume run
+done
+
+# What is refused names the keys, old and new, and the tensors.
+expect 2 "model.hidden_size: 32 -> 64 (it was trained as another model)" resume run model.hidden_size=64
+case $out in *"'model.embed_tokens.weight' is f32 [256, 32], expected f32 [256, 64]"*) ;; *) fail "no word about the tensors: $out" ;; esac
+expect 2 "run.seed: 1 -> 5 (the order of the data would change)" resume run run.seed=5
+expect 2 "optimizer.name: muon -> adamw" resume run optimizer.name=adamw
+expect 2 "does not fit" resume run optimizer.ema_decay=null
+
+# An earlier step of the same run, the newer ones stay under other names; the same command does not go back again.
+cp -r whole back
+expect 0 "checkpoints/step-00000004 (step 4)" run run.dir=back checkpoint.every=2 --resume=back@4
+[ -e back/checkpoints/left-step-00000008/manifest.json ] || fail "a newer checkpoint was lost"
+same back whole 8
+expect 0 "continues where it is" run run.dir=back checkpoint.every=2 --resume=back@4
+case $out in *"(step 8)"*) ;; *) fail "the second start went back again: $out" ;; esac
+# From another run, into a new folder.
+expect 0 "(step 6)" run run.dir=fork checkpoint.every=2 --resume=whole@6
+same fork whole 8
+[ ! -e fork/checkpoints/step-00000006 ] || fail "the fork copied a checkpoint"
+expect 0 "continues where it is" run run.dir=fork --resume=whole/checkpoints/step-00000006
+expect 2 "came from elsewhere" run run.dir=fork --resume=whole@2
+expect 3 "no checkpoint of step 5; there are: 2 4 6 8" run run.dir=fork2 --resume=whole@5
+expect 2 "there is no such folder" run run.dir=fork2 --resume=wholly
+[ ! -e fork2/config.yaml ] || fail "a refused run wrote config.yaml"
+
+# Damage: one byte of a tensor, then a manifest that is cut off.
+damage() { perl -e 'open my $f, "+<", $ARGV[0] or die; seek $f, -9, 2; read $f, my $c, 1; seek $f, -9, 2; print $f chr(ord($c) ^ 1)' "$1"; }
+cp -r whole hurt
+damage hurt/checkpoints/step-00000008/optimizer.safetensors
+: > hurt/checkpoints/step-00000006/manifest.json
+expect 3 "in tensor 'optimizer/" run run.dir=hurt
+expect 0 "continuing from hurt/checkpoints/step-00000004 (step 4)" run run.dir=hurt --fallback
+case $out in *"passed over (--fallback)"*"in tensor 'optimizer/"*) ;; *) fail "the damage is not named: $out" ;; esac
+[ -e hurt/checkpoints/damaged-step-00000008/manifest.json ] || fail "the damaged checkpoint was lost"
+same hurt whole 8
+expect 0 "continuing from hurt/checkpoints/step-00000008" run run.dir=hurt
+cp -r whole worse
+for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model.safetensors; done
+expect 3 "every checkpoint in worse/checkpoints is damaged" run run.dir=worse --fallback
+
+# Weights alone.
+expect 0 "weights    of " run run.dir=tuned checkpoint.load_weights=whole@8 train.steps=2 run.seed=9
+first_loss() { grep '"step":1,' "$1/metrics.jsonl" | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
+perl -e 'exit !($ARGV[0] < $ARGV[1] - 0.05)' "$(first_loss tuned)" "$(first_loss whole)" || fail "loaded weights start at the loss of fresh ones"
+expect 0 "continuing from tuned/checkpoints/step-00000002" run run.dir=tuned checkpoint.load_weights=whole@8 train.steps=3 run.seed=9
+expect 2 "model.embed_tokens.weight' is f32 [256, 32], expected f32 [256, 64]" run run.dir=wide checkpoint.load_weights=whole model.hidden_size=64
+case $out in *"model.hidden_size: 32 -> 64"*) ;; *) fail "the key is not named: $out" ;; esac
+echo "resume choices: all checks passed"

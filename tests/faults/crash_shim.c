@@ -1,0 +1,226 @@
+// Preloaded into moesaic by the tests beside it: counts the calls that change files below a folder, and at the k-th one
+// performs half of a write (a torn one) or nothing of another call, and ends the process with SIGKILL, as a crash would.
+//
+//   FAULT_FOLDER  absolute path; only calls on files below it, or on the folder itself, count
+//   FAULT_AT      number of the call at which to die, from 1; unset: none, calls are only counted
+//   FAULT_RANK    only in this MPI rank (OMPI_COMM_WORLD_RANK); unset: in every process
+//   FAULT_VICTIM  a file: the ranks other than FAULT_RANK write their process id there, and that process is killed in
+//                 place of the one that counts
+//   FAULT_LOG     file that gets one line per counted call
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static long calls;
+
+static void* next(const char* name) {
+  return dlsym(RTLD_NEXT, name);
+}
+#define NEXT(name) ((__typeof__(&name))next(#name))
+
+static int is_below(const char* path) {
+  const char* folder = getenv("FAULT_FOLDER");
+  if (!folder) return 0;
+  const size_t n = strlen(folder);
+  return strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == 0);
+}
+
+static int path_of_descriptor(int fd, char* out) {
+  char link[64];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t n = readlink(link, out, PATH_MAX - 1);
+  out[n > 0 ? n : 0] = 0;
+  return n > 0;
+}
+
+static const char* absolute(int folder, const char* path, char* out) {
+  if (path[0] == '/') return path;
+  char base[PATH_MAX] = "";
+  if (folder == AT_FDCWD) {
+    if (!getcwd(base, sizeof base)) base[0] = 0;
+  } else {
+    path_of_descriptor(folder, base);
+  }
+  if (snprintf(out, PATH_MAX, "%s/%s", base, path) >= PATH_MAX) out[0] = 0;
+  return out;
+}
+
+static void die(void) {
+  const char* file = getenv("FAULT_VICTIM");
+  long victim = getpid();
+  if (file) {
+    FILE* f = fopen(file, "r");
+    if (!f || fscanf(f, "%ld", &victim) != 1)
+      abort();  // the test must not pass for want of a victim
+    fclose(f);
+  }
+  kill((pid_t)victim, SIGKILL);
+}
+
+static void append_log(const char* call, const char* path) {
+  const char* log = getenv("FAULT_LOG");
+  if (!log) return;
+  char line[PATH_MAX + 64];
+  const int n = snprintf(line, sizeof line, "%ld %s %s\n", calls, call, path);
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+  if (fd < 0) abort();
+  syscall(SYS_write, fd, line, n);
+  close(fd);
+}
+
+static int is_counting_rank(void) {
+  const char* rank = getenv("FAULT_RANK");
+  const char* mine = getenv("OMPI_COMM_WORLD_RANK");
+  return !rank || (mine && strcmp(rank, mine) == 0);
+}
+
+__attribute__((constructor)) static void say_who_is_the_victim(void) {
+  const char* file = getenv("FAULT_VICTIM");
+  if (!file || is_counting_rank()) return;
+  FILE* f = fopen(file, "w");
+  if (!f || fprintf(f, "%ld\n", (long)getpid()) < 0 || fclose(f) != 0) abort();
+}
+
+// Counts the call, if it is one that counts; whether it is the last.
+static int count(const char* call, const char* path) {
+  if (!is_below(path) || !is_counting_rank()) return 0;
+  pthread_mutex_lock(&lock);
+  ++calls;
+  append_log(call, path);
+  const char* at = getenv("FAULT_AT");
+  const int now = at && atol(at) == calls;
+  pthread_mutex_unlock(&lock);
+  return now;
+}
+
+static int count_descriptor(const char* call, int fd) {
+  char path[PATH_MAX];
+  return path_of_descriptor(fd, path) ? count(call, path) : 0;
+}
+
+// Dies before EXPRESSION if the call is the one.
+#define BEFORE(is_last, expression) \
+  if (is_last) die();               \
+  return expression
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+  const int is_last = count_descriptor("write", fd);
+  if (is_last) {
+    if (bytes > 1 && !getenv("FAULT_VICTIM")) NEXT(write)(fd, data, bytes / 2);
+    die();
+  }
+  return NEXT(write)(fd, data, bytes);
+}
+
+ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
+  BEFORE(count_descriptor("pwrite", fd), NEXT(pwrite)(fd, data, bytes, at));
+}
+
+ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
+  BEFORE(count_descriptor("pwrite64", fd), NEXT(pwrite64)(fd, data, bytes, at));
+}
+
+ssize_t writev(int fd, const struct iovec* parts, int n) {
+  const int is_last = count_descriptor("writev", fd);
+  if (is_last) {
+    if (n > 0 && !getenv("FAULT_VICTIM")) NEXT(write)(fd, parts[0].iov_base, parts[0].iov_len / 2);
+    die();
+  }
+  return NEXT(writev)(fd, parts, n);
+}
+
+int fsync(int fd) {
+  BEFORE(count_descriptor("fsync", fd), NEXT(fsync)(fd));
+}
+
+int fdatasync(int fd) {
+  BEFORE(count_descriptor("fdatasync", fd), NEXT(fdatasync)(fd));
+}
+
+int ftruncate(int fd, off_t size) {
+  BEFORE(count_descriptor("ftruncate", fd), NEXT(ftruncate)(fd, size));
+}
+
+int ftruncate64(int fd, off64_t size) {
+  BEFORE(count_descriptor("ftruncate64", fd), NEXT(ftruncate64)(fd, size));
+}
+
+// Of a move the new name counts: both lie in one folder here.
+int rename(const char* from, const char* to) {
+  char path[PATH_MAX];
+  BEFORE(count("rename", absolute(AT_FDCWD, to, path)), NEXT(rename)(from, to));
+}
+
+int renameat(int at, const char* from, int to_at, const char* to) {
+  char path[PATH_MAX];
+  BEFORE(count("renameat", absolute(to_at, to, path)), NEXT(renameat)(at, from, to_at, to));
+}
+
+int renameat2(int at, const char* from, int to_at, const char* to, unsigned flags) {
+  char path[PATH_MAX];
+  BEFORE(count("renameat2", absolute(to_at, to, path)),
+         NEXT(renameat2)(at, from, to_at, to, flags));
+}
+
+int unlink(const char* file) {
+  char path[PATH_MAX];
+  BEFORE(count("unlink", absolute(AT_FDCWD, file, path)), NEXT(unlink)(file));
+}
+
+int unlinkat(int at, const char* file, int flags) {
+  char path[PATH_MAX];
+  BEFORE(count("unlinkat", absolute(at, file, path)), NEXT(unlinkat)(at, file, flags));
+}
+
+int rmdir(const char* folder) {
+  char path[PATH_MAX];
+  BEFORE(count("rmdir", absolute(AT_FDCWD, folder, path)), NEXT(rmdir)(folder));
+}
+
+int remove(const char* file) {
+  char path[PATH_MAX];
+  BEFORE(count("remove", absolute(AT_FDCWD, file, path)), NEXT(remove)(file));
+}
+
+int mkdir(const char* folder, mode_t mode) {
+  char path[PATH_MAX];
+  BEFORE(count("mkdir", absolute(AT_FDCWD, folder, path)), NEXT(mkdir)(folder, mode));
+}
+
+// Making a file changes the folder too; opening one that exists does not count.
+#define OPEN(name)                                                                          \
+  int name(const char* file, int flags, ...) {                                              \
+    mode_t mode = 0;                                                                        \
+    if (flags & (O_CREAT | O_TMPFILE)) {                                                    \
+      va_list rest;                                                                         \
+      va_start(rest, flags);                                                                \
+      mode = va_arg(rest, mode_t);                                                          \
+      va_end(rest);                                                                         \
+    }                                                                                       \
+    int (*const real)(const char*, int, ...) = (int (*)(const char*, int, ...))next(#name); \
+    if (!(flags & O_CREAT)) return real(file, flags, mode);                                 \
+    char path[PATH_MAX];                                                                    \
+    BEFORE(count(#name, absolute(AT_FDCWD, file, path)), real(file, flags, mode));          \
+  }
+// Streams open their files inside the C library.
+#define OPEN_STREAM(name)                                                         \
+  FILE* name(const char* file, const char* mode) {                                \
+    if (mode[0] == 'r') return NEXT(name)(file, mode);                            \
+    char path[PATH_MAX];                                                          \
+    BEFORE(count(#name, absolute(AT_FDCWD, file, path)), NEXT(name)(file, mode)); \
+  }
+OPEN_STREAM(fopen)
+OPEN_STREAM(fopen64)
+OPEN(open)
+OPEN(open64)
