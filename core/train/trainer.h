@@ -14,6 +14,7 @@
 #include "core/model/model.h"
 #include "core/nn/losses.h"
 #include "core/train/batch_counts.h"
+#include "core/train/evaluation.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -46,11 +47,6 @@ struct DataUse {
   double epochs = 0;  ///< windows drawn / windows of an epoch, added up over the phases
 };
 
-struct EvalStats {
-  double loss = 0;  ///< nats per predicted token
-  std::int64_t predicted_tokens = 0;
-};
-
 /// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Data parallel over `world`
 /// (null: one rank): each rank computes its share of the global batch, gradients, losses and balancing statistics are
 /// summed in rank order, every loss is divided by counts of the whole global batch.
@@ -78,8 +74,8 @@ class Trainer {
   /// The same, unless a rank has a wish above 0: then no rank does a step. `stop_wish`: in, this rank's; out, the highest
   /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
   std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
-  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
-  /// `progress` counts the batches of this rank.
+  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text. Its bits
+  /// do not depend on the number of ranks (evaluate_windows()). `progress` counts the batches of this rank.
   EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
   /// All persistent tensors and values. load_values() comes after the tensors were filled.
@@ -103,7 +99,6 @@ class Trainer {
  private:
   int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
   int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
-  std::int64_t sum_over_ranks(std::int64_t local) const;
   void check_layout() const;
   void check_data() const;
   std::string data_order() const;
@@ -121,6 +116,7 @@ class Trainer {
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
+  double loss_of(const data::Batch& batch);
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
   struct HostExperts {
