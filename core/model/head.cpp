@@ -55,8 +55,7 @@ void VocabHead::log_probabilities(RunContext& context,
   const std::int64_t tokens = n.dim(0),
                      rows = std::min(chunk_rows_, std::max<std::int64_t>(1, tokens));
   const Arena::Mark mark(context.transient);
-  const TensorView logits =
-      context.transient.take(Shape{rows, vocabulary_}, stats, "logits");
+  const TensorView logits = context.transient.take(Shape{rows, vocabulary_}, stats, "logits");
   const TensorView sum = context.transient.take(Shape{1}, stats, "loss, not used");
   const WeightLease w = context.params.acquire(weight_, stream_of(context.backend));
   for (std::int64_t begin = 0; begin < tokens; begin += rows) {
