@@ -1,12 +1,15 @@
 #include "core/data/chat_record.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "core/data/json_record.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::data {
 namespace {
@@ -15,16 +18,33 @@ using nlohmann::json;
 
 class RecordReader {
  public:
-  RecordReader(std::string_view line, const std::string& where)
-      : where_(where), record_(parse_json_record(line, where)) {}
+  RecordReader(std::string_view line, const std::string& where) : where_(where) {
+    if (line.size() > kMaxChatRecordBytes)
+      refuse(fmt::format("a record of {} bytes, allowed {}", line.size(), kMaxChatRecordBytes));
+    if (const auto at = zero_byte_in(line))
+      refuse(fmt::format("not JSON: a zero byte behind {} bytes of the line", *at));
+    try {
+      record_ = json::parse(
+          line.begin(), line.end(), [this](int depth, json::parse_event_t event, json& value) {
+            return check(depth, event, value);
+          });
+    } catch (const json::exception& e) {
+      refuse(fmt::format("not JSON: {}", e.what()));
+    }
+    if (!record_.is_object()) refuse("not a JSON object");
+  }
 
   std::vector<ChatPiece> pieces() const {
     const bool chat = record_.contains("messages"), pair = record_.contains("prompt");
     if (chat == pair) {
+      std::vector<std::string> keys;
+      for (const auto& [key, value] : record_.items())
+        keys.push_back(key.size() > 30 ? key.substr(0, 30) + "…" : key);
+      if (keys.size() > 8) keys.resize(8);
       refuse(fmt::format(
           "a record needs either \"messages\" or \"prompt\" and \"completion\"; found the keys: "
           "{}{}",
-          keys_for_message(record_),
+          fmt::join(keys, ", "),
           record_.contains("text") ? "; plain text is prepared with 'moesaic data tokenize'" : ""));
     }
     return chat ? messages() : completion();
@@ -33,6 +53,15 @@ class RecordReader {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     throw InputError(fmt::format("{}: {}", where_, what));
+  }
+
+  bool check(int depth, json::parse_event_t event, const json& value) {
+    if (depth > kMaxChatRecordDepth)
+      refuse(fmt::format("nested deeper than {} levels", kMaxChatRecordDepth));
+    if (event == json::parse_event_t::object_start) keys_[depth + 1].clear();
+    if (event == json::parse_event_t::key && !keys_[depth].insert(value.get<std::string>()).second)
+      refuse(fmt::format("the key \"{}\" is given twice", value.get<std::string>()));
+    return true;
   }
 
   std::string text_of(const json& object, const char* key, const std::string& what) const {
@@ -84,6 +113,7 @@ class RecordReader {
   }
 
   std::string where_;
+  std::map<int, std::set<std::string>> keys_;  // of the object that is open at each depth
   json record_;
 };
 

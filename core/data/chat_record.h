@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,9 @@ struct ChatPiece {
   bool is_mark = false;
 };
 
+inline constexpr std::size_t kMaxChatRecordBytes = std::size_t{64} << 20;
+inline constexpr int kMaxChatRecordDepth = 16;
+
 /// One line of a chat file as text. Two forms:
 ///   {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
 ///     every message becomes <|im_start|>ROLE, a newline, CONTENT, <|im_end|>; a newline stands between two messages.
@@ -20,7 +24,7 @@ struct ChatPiece {
 ///   {"prompt": "…", "completion": "…"}
 ///     the two texts as they are; the completion is the target.
 /// Other keys of the record and of messages are ignored. Throws InputError "where: …" for what is not JSON (UTF-8) of one of
-/// these forms, or without a target, and as parse_json_record() does.
+/// these forms, given twice, deeper than 16 levels, longer than 64 MiB, or without a target.
 std::vector<ChatPiece> parse_chat_record(std::string_view line, const std::string& where);
 
 }  // namespace moesaic::data

@@ -5,89 +5,54 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/data/json_record.h"
+#include "core/tokenizer/json_value.h"
 
 namespace moesaic::data {
 namespace {
 
-using nlohmann::json;
+using tokenizer::JsonNode;
+using tokenizer::JsonValue;
 
-constexpr const char* kForm = R"(expected {"context": "…", "choices": ["…", "…"], "answer": 0})";
+constexpr std::size_t kShownKeys = 8, kShownKeyBytes = 30;
 
-class ChoiceReader {
- public:
-  ChoiceReader(std::string_view line, const std::string& where)
-      : where_(where), record_(parse_json_record(line, where)) {}
+// For a message; a key may be cut inside a character.
+std::string shown_keys(const JsonValue& record) {
+  std::string text;
+  for (std::size_t i = 0; i < record.keys.size() && i < kShownKeys; ++i)
+    text += (i > 0 ? ", " : "") + record.keys[i].substr(0, kShownKeyBytes);
+  return text.empty() ? "none" : text;
+}
 
-  ChoiceRecord record() const {
-    ChoiceRecord r;
-    const json& context = member("context");
-    if (!context.is_string())
-      refuse(fmt::format("\"context\" is {}, allowed: a text", context.type_name()));
-    r.context = context.get<std::string>();
-    r.choices = choices();
-    r.answer = answer(r.choices.size());
-    return r;
-  }
-
- private:
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw InputError(fmt::format("{}: {}", where_, what));
-  }
-
-  const json& member(const char* key) const {
-    const auto it = record_.find(key);
-    if (it == record_.end())
-      refuse(
-          fmt::format("no \"{}\"; {}; found the keys: {}", key, kForm, keys_for_message(record_)));
-    return *it;
-  }
-
-  std::vector<std::string> choices() const {
-    const json& list = member("choices");
-    if (!list.is_array())
-      refuse(fmt::format("\"choices\" is {}, allowed: a list of texts", list.type_name()));
-    if (list.size() < 2 || list.size() > kMaxChoices)
-      refuse(fmt::format("\"choices\" holds {} texts, allowed: 2 to {}", list.size(), kMaxChoices));
-    std::vector<std::string> texts;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (!list[i].is_string())
-        refuse(fmt::format("choice {} is {}, allowed: a text", i, list[i].type_name()));
-      texts.push_back(list[i].get<std::string>());
-      if (texts.back().empty()) refuse(fmt::format("choice {} is empty", i));
-    }
-    return texts;
-  }
-
-  std::size_t answer(std::size_t count) const {
-    const json& value = member("answer");
-    const std::string allowed =
-        fmt::format("allowed: the number of the right choice, from 0 to {}", count - 1);
-    if (!value.is_number_integer())
-      refuse(fmt::format("\"answer\" is {}, {}", shown(value), allowed));
-    // What is negative is no unsigned number to the parser; what does not fit 64 bits is a float.
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= count)
-      refuse(fmt::format("\"answer\" is {}, {}", value.dump(), allowed));
-    return static_cast<std::size_t>(value.get<std::uint64_t>());
-  }
-
-  // Short values as they are, others by their type.
-  static std::string shown(const json& value) {
-    if (!value.is_structured()) {
-      const std::string text = value.dump();
-      if (text.size() <= 30) return text;
-    }
-    return value.type_name();
-  }
-
-  const std::string& where_;
-  json record_;
-};
+JsonNode member(const JsonNode& record, const char* key) {
+  if (record.object().find(key) == nullptr)
+    record.fail(fmt::format("no \"{}\"; expected {}; found the keys: {}",
+                            key,
+                            R"({"context": "…", "choices": ["…", "…"], "answer": 0})",
+                            shown_keys(record.value())));
+  return record.member(key);
+}
 
 }  // namespace
 
 ChoiceRecord parse_choice_record(std::string_view line, const std::string& where) {
-  return ChoiceReader(line, where).record();
+  if (line.size() > kMaxChoiceRecordBytes)
+    throw InputError(fmt::format(
+        "{}: a record of {} bytes, allowed {}", where, line.size(), kMaxChoiceRecordBytes));
+  const JsonValue value = tokenizer::parse_json(line, where);
+  const JsonNode record(value, where);
+  ChoiceRecord result{.context = member(record, "context").text(), .choices = {}, .answer = 0};
+  const JsonNode choices = member(record, "choices");
+  const std::size_t count = choices.list().size();
+  if (count < 2 || count > kMaxChoices)
+    choices.fail(fmt::format("holds {} texts, allowed: 2 to {}", count, kMaxChoices));
+  for (std::size_t i = 0; i < count; ++i) {
+    result.choices.push_back(choices.item(i).text());
+    if (result.choices.back().empty()) choices.item(i).fail("is empty");
+  }
+  // The number of the right choice; a letter is none.
+  result.answer = static_cast<std::size_t>(
+      member(record, "answer").integer(0, static_cast<std::int64_t>(count) - 1));
+  return result;
 }
 
 }  // namespace moesaic::data

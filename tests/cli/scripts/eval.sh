@@ -51,9 +51,9 @@ refused() { # code, text, line of quiz
   printf '%s\n\n%s\n' '{"context": "a", "choices": ["b", "c"], "answer": 1}' "$3" > bad.jsonl
   expect "$1" "$2" "$moesaic" eval run --choices bad.jsonl
 }
-refused 3 'bad.jsonl:3: not JSON' '{"context": "a"'
+refused 3 'bad.jsonl:3:16: not valid JSON' '{"context": "a"'
 refused 3 'bad.jsonl:3: no "choices"; expected {"context"' '{"context": "a", "answer": 0}'
-refused 3 'bad.jsonl:3: "answer" is 2, allowed: the number of the right choice, from 0 to 1' '{"context": "a", "choices": ["b", "c"], "answer": 2}'
+refused 3 'bad.jsonl:3: answer: is 2, must be 0 to 1' '{"context": "a", "choices": ["b", "c"], "answer": 2}'
 refused 3 'bad.jsonl:3: choice 1: one token with nothing before it' '{"context": "", "choices": ["bb", "c"], "answer": 0}'
 refused 3 'bad.jsonl:3: choice 0: 65 tokens, of which the model can predict 64 at once' \
   "{\"context\": \"a\", \"choices\": [\"$(printf '%065d' 0)\", \"c\"], \"answer\": 0}"
