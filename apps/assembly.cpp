@@ -98,9 +98,12 @@ Assembly assemble(const config::Config& config,
   Assembly a;
   a.device = device;
   config::Config types = config;
-  // Nothing updates masters then, and their form in training must not decide where a model can be used.
+  const bool on_gpu = a.device.kind == Device::Kind::cuda;
+  // The form of masters in training must not decide where a model can be used. Where it can be kept it is: split masters
+  // round to bf16 in their own way, and evaluation sees the weights of training.
   if (!for_training) types.optimizer.master = config::MasterWeights::f32;
-  a.precision = precision_of(types, a.device.kind == Device::Kind::cuda);
+  a.precision = precision_of(types, on_gpu);
+  if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
   a.params = std::make_unique<ParameterStore>(a.precision, position);
   a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
   if (for_training) {

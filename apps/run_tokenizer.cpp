@@ -119,9 +119,9 @@ void require_same_tokenizer(const fs::path& checkpoint, const std::string& hash)
       kFolder));
 }
 
-std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpoint,
-                                                         const config::Config& config,
-                                                         const std::string& given) {
+std::shared_ptr<const Tokenizer> known_tokenizer_of_checkpoint(const fs::path& checkpoint,
+                                                               const config::Config& config,
+                                                               const std::string& given) {
   const std::string saved = saved_hash(checkpoint);
   const fs::path copy = copy_of_run(fs::absolute(checkpoint).parent_path().parent_path());
   std::string spec = given;
@@ -129,12 +129,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpo
   if (spec.empty() && fs::is_directory(copy)) spec = copy.string();
   if (spec.empty() && config.data.tokenizer) spec = *config.data.tokenizer;
   if (spec.empty() && saved.empty()) spec = "bytes";
-  if (spec.empty())
-    throw UsageError(
-        fmt::format("{} was trained on token files, and does not know their tokenizer; name it "
-                    "with --tokenizer "
-                    "(and set data.tokenizer when training)",
-                    checkpoint.string()));
+  if (spec.empty()) return nullptr;
   auto tokenizer = tokenizer::open_tokenizer(spec);
   require_vocabulary(*tokenizer, config);
   if (!saved.empty() && saved != kUnknownTokenizer && saved != tokenizer->content_hash())
@@ -144,6 +139,19 @@ std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpo
         saved,
         spec,
         tokenizer->content_hash()));
+  return tokenizer;
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpoint,
+                                                         const config::Config& config,
+                                                         const std::string& given) {
+  auto tokenizer = known_tokenizer_of_checkpoint(checkpoint, config, given);
+  if (!tokenizer)
+    throw UsageError(
+        fmt::format("{} was trained on token files, and does not know their tokenizer; name it "
+                    "with --tokenizer "
+                    "(and set data.tokenizer when training)",
+                    checkpoint.string()));
   return tokenizer;
 }
 

@@ -22,6 +22,7 @@ using AddVerb = void (*)(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);

@@ -51,10 +51,6 @@ Trainer::~Trainer() {
   }
 }
 
-std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
-  return world() != nullptr ? world()->all_reduce_host(local, ReduceOp::sum) : local;
-}
-
 void Trainer::check_layout() const {
   for (const Phase& phase : phases_) {
     const std::int64_t batch = phase.global_batch_size, micro = phase.micro_batch_size;
@@ -470,39 +466,38 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
   return loads;
 }
 
+// The sum over the labels of one batch.
+double Trainer::loss_of(const data::Batch& batch) {
+  Stream& stream = backend_->stream();
+  SequenceBuffers& buffers = *micro_batches_[0];
+  zero_tensor(losses_, stream);
+  buffers.load(batch, stream);
+  RunContext c = context(buffers, false);
+  parts_.model->forward(c, *activations_);
+  const TensorView host = host_losses();
+  copy_tensor(host, losses_, stream);
+  stream.synchronize();
+  return host_value(host, static_cast<int>(Loss::cross_entropy));
+}
+
 EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
   const Phase& phase = phase_of(phases_, std::max<std::int64_t>(1, step_));
   enter_phase(phase);
-  const std::int64_t micro = phase.micro_batch_size;
+  backend_->stream().synchronize();  // the batches of the last step may still be read
   std::unique_ptr<data::ValidationSet> all;
   if (whole) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  const data::ValidationSet& windows = whole ? *all : *validation_;
-  const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
-  zero_tensor(losses_, backend_->stream());
-  std::int64_t valid = 0;
-  if (progress != nullptr) progress->set_total((batches - rank() + ranks() - 1) / ranks());
-  for (std::int64_t b = rank(); b < batches; b += ranks()) {
-    SequenceBuffers& buffers = *micro_batches_[0];
-    backend_->stream().synchronize();  // the previous window may still be read
-    buffers.load(windows.batch({b * micro, micro}), backend_->stream());
-    valid += buffers.valid_targets();
-    RunContext c = context(buffers, false);
-    parts_.model->forward(c, *activations_);
-    if (progress != nullptr) progress->add(1);
-  }
-  if (world() != nullptr) world()->all_reduce(losses_, ReduceOp::sum, backend_->stream());
-  const TensorView host = host_losses();
-  copy_tensor(host, losses_, backend_->stream());
-  backend_->stream().synchronize();
-  EvalStats stats;
-  stats.predicted_tokens = sum_over_ranks(valid);
-  stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) /
-               static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
-  return stats;
+  // With experts on several ranks all of them meet in every forward pass.
+  return evaluate_windows(
+      whole ? *all : *validation_,
+      phase.micro_batch_size,
+      world(),
+      exchange_ != nullptr,
+      [this](const data::Batch& batch) { return loss_of(batch); },
+      progress);
 }
 
 }  // namespace moesaic

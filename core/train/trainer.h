@@ -14,6 +14,7 @@
 #include "core/model/model.h"
 #include "core/nn/losses.h"
 #include "core/train/batch_counts.h"
+#include "core/train/evaluation.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
@@ -46,11 +47,6 @@ struct DataUse {
   double share = 0;  ///< of the samples, as the weights ask
   std::int64_t samples = 0, tokens = 0;
   double epochs = 0;  ///< windows drawn / windows of an epoch, added up over the phases
-};
-
-struct EvalStats {
-  double loss = 0;  ///< nats per predicted token
-  std::int64_t predicted_tokens = 0;
 };
 
 /// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Along the data-parallel axis of
@@ -86,8 +82,8 @@ class Trainer {
   /// store holds the gradients. For tests and comparisons of layouts; finish_step() is the other half.
   void accumulate_gradients();
   StepStats finish_step();
-  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
-  /// `progress` counts the batches of this rank.
+  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text. Its bits
+  /// do not depend on the number of ranks (evaluate_windows()). `progress` counts the batches of this rank.
   EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
   /// All persistent tensors of this rank, and the values of the run. load_values() comes after the tensors were filled.
@@ -123,7 +119,6 @@ class Trainer {
   /// Among the ranks that share the global batch.
   int rank() const { return parts_.params->position().coordinate(Axis::dp); }
   int ranks() const { return parts_.params->position().extent(Axis::dp); }
-  std::int64_t sum_over_ranks(std::int64_t local) const;
   void check_layout() const;
   void check_data() const;
   std::string data_order() const;
@@ -143,6 +138,7 @@ class Trainer {
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
+  double loss_of(const data::Batch& batch);
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
   struct HostExperts {
