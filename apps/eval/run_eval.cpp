@@ -41,7 +41,7 @@ class Evaluation {
   }
 
   int execute() {
-    const Device device = resolve_device(config_, place_.local_rank, place_.local_size);
+    const Device device = resolve_device(config_, &place_.world);
     const Phase phase = phase_of_checkpoint(config_, read_manifest(checkpoint_).step);
     const Inputs inputs = open_inputs(arguments_, checkpoint_, config_, phase);
     std::optional<DurableFile> details;  // a path that cannot be written is known before the work

@@ -5,13 +5,10 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/tokenizer/json_value.h"
+#include "core/base/json_value.h"
 
 namespace moesaic::data {
 namespace {
-
-using tokenizer::JsonNode;
-using tokenizer::JsonValue;
 
 constexpr std::size_t kShownKeys = 8, kShownKeyBytes = 30;
 
@@ -38,7 +35,7 @@ ChoiceRecord parse_choice_record(std::string_view line, const std::string& where
   if (line.size() > kMaxChoiceRecordBytes)
     throw InputError(fmt::format(
         "{}: a record of {} bytes, allowed {}", where, line.size(), kMaxChoiceRecordBytes));
-  const JsonValue value = tokenizer::parse_json(line, where);
+  const JsonValue value = parse_json(line, where);
   const JsonNode record(value, where);
   ChoiceRecord result{.context = member(record, "context").text(), .choices = {}, .answer = 0};
   const JsonNode choices = member(record, "choices");
