@@ -75,7 +75,7 @@ struct A2aMethod::Impl {
     topk_rows = take({b.rows, k}, DType::i32);
     weights_rows = take({b.rows, k}, stats);
     row_count = take({1}, DType::i32);
-    transit = take({b.transit_rows, d}, o.dtype);
+    transit = take({exchange.transit_bytes(d, o.dtype, RowFormat::plain)}, DType::u8);
     returned = take({b.returned_rows, d}, o.dtype);
     host_out = take({tokens, d}, o.dtype, kCpu);
     wanted = take({tokens, d}, o.dtype, kCpu);
@@ -135,8 +135,7 @@ struct A2aMethod::Impl {
                         {.topk = topk, .weights = weights, .kept = {}, .place_of_expert = {}});
     exchange.finish_plan(plan, backend);
     lap(times.plan);
-    exchange.enter(plan, backend, transit, x);
-    const ConstTensorView from = exchange.bounds().transit_rows > 0 ? transit : x;
+    const EnteredRows from = exchange.enter(plan, backend, transit, x);
     for (int pass = 0; pass < plan.passes(); ++pass) {
       exchange.dispatch_choices(plan, backend, pass, topk_rows, weights_rows, row_count);
       exchange.dispatch(plan, backend, pass, rows, from);
