@@ -60,15 +60,81 @@ void add_step(CLI::App& bench, Action& action) {
   });
 }
 
+void add_a2a(CLI::App& bench, Action& action) {
+  CLI::App* verb = bench.add_subcommand("a2a",
+                                        "Time the exchange of tokens between the ranks of a job, "
+                                        "by every method, and count its bytes");
+  const auto o = std::make_shared<bench::A2aOptions>();
+  const auto dtype = std::make_shared<std::string>("bf16");
+  verb->add_option("--tokens", o->tokens, "Tokens per rank")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--width", o->width, "Elements per token")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--experts", o->experts, "Experts of all ranks")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  verb->add_option("--choices", o->choices, "Experts per token")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  verb->add_option("--zipf",
+                   o->zipf,
+                   "Exponent of the experts' popularity; 0 = all alike, with expected rows")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+  verb->add_option("--ranks-per-node",
+                   o->ranks_per_node,
+                   "Ranks pose as nodes of so many; 0 = nodes by host names")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  verb->add_option(
+          "--methods",
+          o->methods,
+          "pair, flat, inter_first, intra_first, intra_first_3, dense, hdense (default: all)")
+      ->delimiter(',');
+  verb->add_option("--dtype", *dtype, "Type of the rows")
+      ->check(CLI::IsMember({"f32", "bf16", "f64"}))
+      ->capture_default_str();
+  verb->add_option("--buffer-factor",
+                   o->buffer_factor,
+                   "Rows that buffers hold, as a multiple of even routing's; 0 = for any routing")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  verb->add_option(
+          "--repeats", o->repeats, "Timed rounds, methods taking turns; medians are printed")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_option("--seed", o->seed, "Of routing")->capture_default_str();
+  verb->add_option("--device", o->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  verb->add_flag("--share-gpu", o->share_gpu, "Ranks may share a GPU (they take turns)");
+  verb->add_option("--threads", o->num_threads, "Threads of the CPU backend, per rank")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  verb->add_flag("--json", o->json, "One JSON object in place of the table");
+  verb->footer(
+      "Example:\n  mpirun -np 8 --oversubscribe moesaic bench a2a --ranks-per-node 2 --experts "
+      "896\n");
+  verb->callback([&action, o, dtype] {
+    action = [o, dtype] {
+      o->dtype = dtype_from_name(*dtype);
+      return bench::bench_a2a(*o);
+    };
+  });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* verb =
-      app.add_subcommand("bench", "Measure the speed of ops or of training steps on this machine");
+  CLI::App* verb = app.add_subcommand(
+      "bench", "Measure the speed of ops, of training steps, or of the exchange of tokens");
   verb->require_subcommand(1);
   verb->footer("Example:\n  moesaic bench step configs/quickstart.yaml\n");
   add_ops(*verb, action);
   add_step(*verb, action);
+  add_a2a(*verb, action);
 }
 
 }  // namespace moesaic::apps

@@ -28,4 +28,22 @@ struct OpsOptions {
 /// the kernel that ran is named where an op has several.
 int bench_ops(const OpsOptions& options, std::ostream& out);
 
+struct A2aOptions {
+  std::int64_t tokens = 96, width = 3584, experts = 64, choices = 16;
+  double zipf = 0;
+  int ranks_per_node = 0;            ///< 0: by host names
+  std::vector<std::string> methods;  ///< empty = all
+  DType dtype = DType::bf16;
+  double buffer_factor = 1.5;
+  int repeats = 5;
+  std::uint64_t seed = 1;
+  std::string device = "cpu";
+  bool share_gpu = false;
+  int num_threads = 1;
+  bool json = false;
+};
+/// Dispatches and combines random tokens between all ranks of the job, by every method in turn, and compares counted with
+/// expected rows. Checks every result. Returns an exit code: 1 when the rows of a plan are not those of the routing.
+int bench_a2a(const A2aOptions& options);
+
 }  // namespace moesaic::bench

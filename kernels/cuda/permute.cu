@@ -266,7 +266,8 @@ void launch(CudaContext& context, const GatherRows& op) {
   if (wide) return gather<uint4>(context, op, row_bytes);
   if (element == 8) return gather<unsigned long long>(context, op, row_bytes);
   if (element == 4) return gather<unsigned>(context, op, row_bytes);
-  gather<unsigned short>(context, op, row_bytes);
+  if (element == 2) return gather<unsigned short>(context, op, row_bytes);
+  gather<unsigned char>(context, op, row_bytes);
 }
 
 void launch(CudaContext& context, const CombineRows& op) {

@@ -40,7 +40,7 @@ inline ConstTensorView rows_in_use(ConstTensorView offsets) {
 
 /// y[row] = x[token_of_row[row]]  for row < num_rows.
 ///
-///   x [tokens, width], y [rows, width]   f64 | f32 | bf16, one type;  y must not alias x
+///   x [tokens, width], y [rows, width]   any type, the same;  y must not alias x
 ///   token_of_row [rows] i32;  num_rows one i32 element (rows_in_use), empty = all. Rows beyond num_rows
 ///   are left as they are.
 struct GatherRows {

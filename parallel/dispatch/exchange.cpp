@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "kernels/ops/elementwise.h"
+#include "kernels/ops/quant.h"
 #include "parallel/dispatch/exchange_impl.h"
 #include "parallel/dispatch/volumes.h"
 
@@ -73,12 +74,15 @@ ExchangeBounds bounds_of(const ExchangeOptions& o) {
     if (!is_dense(o.method)) b.rows = planned(rows, o.grid.ranks(), b.rows);
     b.copies = planned(k, o.grid.ranks() * o.choices, b.copies);
   }
-  if (hops.size > 1) b.transit_rows = most(hops.size - 1);
   b.returned_rows = most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 1);
   return b;
 }
 
 }  // namespace
+
+const char* name(RowFormat format) noexcept {
+  return format == RowFormat::fp8 ? "fp8" : "plain";
+}
 
 ExpertExchange::ExpertExchange(Communicator* group, const ExchangeOptions& options) {
   check_options(group, options);
@@ -185,39 +189,73 @@ void ExpertExchange::dispatch_choices(ExchangePlan& plan,
   run(backend, Fill{.y = row_count, .value = static_cast<double>(rows)});
 }
 
-void ExpertExchange::enter(ExchangePlan& plan,
-                           Backend& backend,
-                           TensorView transit,
-                           ConstTensorView x) {
+std::int64_t ExpertExchange::transit_bytes(std::int64_t width,
+                                           DType dtype,
+                                           RowFormat format) const {
+  if (impl_->last() == 0 && format == RowFormat::plain) return 0;
+  PlanMemory memory({});
+  Impl::row_memory(memory, impl_->most(impl_->last()), width, dtype, format);
+  return memory.bytes();
+}
+
+EnteredRows ExpertExchange::enter(
+    ExchangePlan& plan, Backend& backend, TensorView memory, ConstTensorView x, RowFormat format) {
   Impl& self = *impl_;
   ExchangePlan::Impl& p = Impl::finished(plan);
-  if (self.last() == 0) return;
-  check_shape(x, {p.tokens, x.dim(1)}, "x");
-  check_shape(transit, {self.bounds.transit_rows, x.dim(1)}, "transit");
+  const std::int64_t width = x.dim(1);
+  check_shape(x, {p.tokens, width}, "x");
+  EnteredRows at{.rows = x, .codes = {}, .scales = {}};
+  if (self.last() == 0 && format == RowFormat::plain) return at;
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
-  ConstTensorView at = self.padded(backend, x);
-  for (std::size_t h = 0; h < self.last(); ++h) {
-    const PlanHop& hop = p.hops[h];
-    const bool arrives = h + 1 == self.last();
-    const TensorView next =
-        arrives ? transit
-                : scratch.take({self.most(h + 1), x.dim(1)}, x.dtype(), "exchange.transit");
-    self.send_rows(hop, backend, pass_of(hop, 0, 1), next, at);
-    at = next;
+  PlanMemory parts(memory);
+  const Impl::RowMemory end =
+      Impl::row_memory(parts, self.most(self.last()), width, x.dtype(), format);
+  if (format == RowFormat::plain) {
+    at.rows = self.padded(backend, x);
+  } else {
+    const Impl::RowMemory start =
+        self.last() == 0 ? end : Impl::row_memory(scratch, self.most(0), width, x.dtype(), format);
+    run(backend,
+        QuantizeFp8Block{.scales = start.scales.rows(0, p.tokens),
+                         .codes = start.codes.rows(0, p.tokens),
+                         .x = x});
+    at = start.entered();
   }
+  for (std::size_t h = 0; h < self.last(); ++h) {
+    const Impl::RowMemory next =
+        h + 1 == self.last()
+            ? end
+            : Impl::row_memory(scratch, self.most(h + 1), width, x.dtype(), format);
+    self.send_rows(p.hops[h], backend, pass_of(p.hops[h], 0, 1), at, next);
+    at = next.entered();
+  }
+  return at;
 }
 
 void ExpertExchange::dispatch(
-    ExchangePlan& plan, Backend& backend, int pass, TensorView rows, ConstTensorView transit) {
+    ExchangePlan& plan, Backend& backend, int pass, TensorView rows, const EnteredRows& from) {
   Impl& self = *impl_;
   ExchangePlan::Impl& p = Impl::finished(plan);
   const PlanHop& hop = p.hops[self.last()];
-  check_shape(rows, {self.bounds.rows, transit.dim(1)}, "rows");
-  check_dtype(rows, transit.dtype(), "rows");
-  const Arena::Mark mark(scratch_of(backend));
-  const ConstTensorView from = self.last() == 0 ? self.padded(backend, transit) : transit;
-  self.send_rows(hop, backend, pass_of(hop, pass, p.passes), rows, from);
+  const AllToAllPlan part = pass_of(hop, pass, p.passes);
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  if (from.format == RowFormat::plain) {
+    check_shape(rows, {self.bounds.rows, from.rows.dim(1)}, "rows");
+    check_dtype(rows, from.rows.dtype(), "rows");
+    const ConstTensorView all = self.last() == 0 ? self.padded(backend, from.rows) : from.rows;
+    return self.send_rows(hop, backend, part, {{rows, all}});
+  }
+  check_shape(rows, {self.bounds.rows, from.codes.dim(1)}, "rows");
+  const Impl::RowMemory landed =
+      Impl::row_memory(scratch, self.bounds.rows, rows.dim(1), rows.dtype(), from.format);
+  self.send_rows(hop, backend, part, from, landed);
+  const std::int64_t came = plan.rows(pass);
+  run(backend,
+      DequantizeFp8Block{.y = rows.rows(0, came),
+                         .codes = landed.codes.rows(0, came),
+                         .scales = landed.scales.rows(0, came)});
 }
 
 void ExpertExchange::combine(
@@ -253,18 +291,15 @@ void ExpertExchange::leave(ExchangePlan& plan,
   self.add_up(p.hops[0], backend, out, returned);
 }
 
-void ExpertExchange::dispatch(ExchangePlan& plan,
-                              Backend& backend,
-                              TensorView rows,
-                              ConstTensorView x) {
+void ExpertExchange::dispatch(
+    ExchangePlan& plan, Backend& backend, TensorView rows, ConstTensorView x, RowFormat format) {
   MOESAIC_CHECK(plan.passes() == 1, fmt::format("{} passes in one", plan.passes()));
-  if (impl_->last() == 0) return dispatch(plan, backend, 0, rows, x);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
-  const TensorView transit =
-      scratch.take({impl_->bounds.transit_rows, x.dim(1)}, x.dtype(), "exchange.transit");
-  enter(plan, backend, transit, x);
-  dispatch(plan, backend, 0, rows, transit);
+  const TensorView memory =
+      scratch.take({transit_bytes(x.dim(1), x.dtype(), format)}, DType::u8, "exchange.transit");
+  const EnteredRows from = enter(plan, backend, memory, x, format);
+  dispatch(plan, backend, 0, rows, from);
 }
 
 void ExpertExchange::combine(ExchangePlan& plan,

@@ -28,11 +28,24 @@ struct ExchangeOptions {
 
 /// Sizes of the memory that callers provide.
 struct ExchangeBounds {
-  std::int64_t rows = 0;          ///< of tokens at the experts, per pass
-  std::int64_t copies = 0;        ///< of tokens and experts there, per pass (rows for DispatchPlan)
-  std::int64_t transit_rows = 0;  ///< of enter(); 0 with one hop: none is needed
+  std::int64_t rows = 0;    ///< of tokens at the experts, per pass
+  std::int64_t copies = 0;  ///< of tokens and experts there, per pass (rows for DispatchPlan)
   std::int64_t returned_rows = 0;  ///< of combine()
   std::int64_t plan_bytes = 0;     ///< of an ExchangePlan on the device
+};
+
+/// How rows travel in dispatch.
+///   plain  as they are
+///   fp8    E4M3 codes with a scale per 128 elements (QuantizeFp8Block, 1 x 128), made once at the source; every hop moves
+///          them as they are, and the rows at the experts are code x scale
+enum class RowFormat : std::uint8_t { plain, fp8 };
+const char* name(RowFormat format) noexcept;
+
+/// Rows before the last hop, as dispatch() takes them; made by ExpertExchange::enter().
+struct EnteredRows {
+  RowFormat format = RowFormat::plain;
+  ConstTensorView rows;           ///< plain
+  ConstTensorView codes, scales;  ///< fp8
 };
 
 /// What one ExpertExchange did so far, counted on the host from the plans.
@@ -121,16 +134,25 @@ class ExpertExchange {
 
   // --- one pass: everything at once
   /// rows [bounds().rows, width] = the rows of x [tokens, width] of all ranks for the experts here.
-  void dispatch(ExchangePlan& plan, Backend& backend, TensorView rows, ConstTensorView x);
+  void dispatch(ExchangePlan& plan,
+                Backend& backend,
+                TensorView rows,
+                ConstTensorView x,
+                RowFormat format = RowFormat::plain);
   /// out [tokens, width] = sums of partial rows [bounds().rows, width]; out may have the wider accumulation type.
   void combine(ExchangePlan& plan, Backend& backend, TensorView out, ConstTensorView rows);
 
   // --- any number of passes: enter, then for each pass dispatch, experts, combine, and leave at the end
-  /// transit [bounds().transit_rows, width]: the rows before the last hop. Nothing to do with one hop.
-  void enter(ExchangePlan& plan, Backend& backend, TensorView transit, ConstTensorView x);
-  /// `transit`, or x with one hop.
+  /// Bytes of memory that enter() takes for rows of this width and type; 0 when x itself can be read.
+  std::int64_t transit_bytes(std::int64_t width, DType dtype, RowFormat format) const;
+  /// All hops but the last. `memory` [transit_bytes] u8 and x are needed until the last pass has been dispatched.
+  EnteredRows enter(ExchangePlan& plan,
+                    Backend& backend,
+                    TensorView memory,
+                    ConstTensorView x,
+                    RowFormat format = RowFormat::plain);
   void dispatch(
-      ExchangePlan& plan, Backend& backend, int pass, TensorView rows, ConstTensorView transit);
+      ExchangePlan& plan, Backend& backend, int pass, TensorView rows, const EnteredRows& from);
   /// returned [bounds().returned_rows, width]: what comes back in all passes.
   void combine(
       ExchangePlan& plan, Backend& backend, int pass, TensorView returned, ConstTensorView rows);
@@ -138,9 +160,9 @@ class ExpertExchange {
 
   /// Rows that one dispatch (or combine) of a finished plan sends from here, in all hops and passes.
   Traffic traffic(const ExchangePlan& plan, std::int64_t row_bytes) const;
+  struct Impl;
 
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

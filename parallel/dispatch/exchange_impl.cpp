@@ -4,10 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "kernels/checks.h"
 #include "kernels/ops/permute.h"
 
 namespace moesaic {
 namespace {
+
+constexpr std::int64_t kScaleColumns = 128;  // of QuantizeFp8Block
 
 std::vector<std::int64_t> starts_of(const std::vector<std::int64_t>& lengths) {
   std::vector<std::int64_t> starts(lengths.size());
@@ -163,7 +166,7 @@ void ExpertExchange::Impl::set_rows(PlanHop& hop, const HopTable& table, std::si
 }
 
 void ExpertExchange::Impl::move(Backend& backend,
-                                std::initializer_list<Piece> pieces,
+                                const std::vector<Piece>& pieces,
                                 const AllToAllPlan& plan,
                                 Traffic& traffic,
                                 bool own_is_there) {
@@ -193,25 +196,66 @@ void ExpertExchange::Impl::move(Backend& backend,
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,
                                      Backend& backend,
                                      const AllToAllPlan& plan,
-                                     TensorView rows,
-                                     ConstTensorView x) {
-  if (dense()) return move(backend, {{rows, x}}, plan, statistics.rows);
+                                     const std::vector<Piece>& pieces) {
+  if (dense()) return move(backend, pieces, plan, statistics.rows);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
-  const TensorView out = scratch.take({hop.src.dim(0), x.dim(1)}, x.dtype(), "exchange.send");
-  const auto gather = [&](TensorView y, std::int64_t begin, std::int64_t end) {
-    run(backend,
-        GatherRows{.y = y, .x = x, .token_of_row = hop.src.rows(begin, end), .num_rows = {}});
-  };
-  for_ranges(
-      plan,
-      rank,
-      [&](std::int64_t begin, std::int64_t end) { gather(out.rows(begin, end), begin, end); },
-      [&](std::int64_t begin, std::int64_t end) {
-        const std::int64_t at = plan.recv_offset[static_cast<std::size_t>(rank)];
-        gather(rows.rows(at, at + end - begin), begin, end);
-      });
-  move(backend, {{rows, out}}, plan, statistics.rows, true);
+  std::vector<Piece> sent;
+  for (const Piece& piece : pieces) {
+    const ConstTensorView x = piece.in;
+    const TensorView out = scratch.take({hop.src.dim(0), x.dim(1)}, x.dtype(), "exchange.send");
+    const auto gather = [&](TensorView y, std::int64_t begin, std::int64_t end) {
+      run(backend,
+          GatherRows{.y = y, .x = x, .token_of_row = hop.src.rows(begin, end), .num_rows = {}});
+    };
+    for_ranges(
+        plan,
+        rank,
+        [&](std::int64_t begin, std::int64_t end) { gather(out.rows(begin, end), begin, end); },
+        [&](std::int64_t begin, std::int64_t end) {
+          const std::int64_t at = plan.recv_offset[static_cast<std::size_t>(rank)];
+          gather(piece.out.rows(at, at + end - begin), begin, end);
+        });
+    sent.push_back({piece.out, out});
+  }
+  move(backend, sent, plan, statistics.rows, true);
+}
+
+namespace {
+template <class Take>
+ExpertExchange::Impl::RowMemory rows_from(
+    const Take& take, std::int64_t rows, std::int64_t width, DType dtype, RowFormat format) {
+  if (format == RowFormat::plain) return {format, take({rows, width}, dtype), {}, {}};
+  const std::int64_t scales = (width + kScaleColumns - 1) / kScaleColumns;
+  return {format, {}, take({rows, width}, DType::u8), take({rows, scales}, acc_dtype(dtype))};
+}
+}  // namespace
+
+ExpertExchange::Impl::RowMemory ExpertExchange::Impl::row_memory(
+    PlanMemory& memory, std::int64_t rows, std::int64_t width, DType dtype, RowFormat format) {
+  return rows_from([&](Shape shape, DType type) { return memory.take(shape, type); },
+                   rows,
+                   width,
+                   dtype,
+                   format);
+}
+ExpertExchange::Impl::RowMemory ExpertExchange::Impl::row_memory(
+    Arena& scratch, std::int64_t rows, std::int64_t width, DType dtype, RowFormat format) {
+  return rows_from(
+      [&](Shape shape, DType type) { return scratch.take(shape, type, "exchange.transit"); },
+      rows,
+      width,
+      dtype,
+      format);
+}
+
+void ExpertExchange::Impl::send_rows(const PlanHop& hop,
+                                     Backend& backend,
+                                     const AllToAllPlan& plan,
+                                     const EnteredRows& from,
+                                     const RowMemory& to) {
+  if (from.format == RowFormat::plain) return send_rows(hop, backend, plan, {{to.rows, from.rows}});
+  send_rows(hop, backend, plan, {{to.codes, from.codes}, {to.scales, from.scales}});
 }
 
 void ExpertExchange::Impl::send_choices(const PlanHop& hop,

@@ -1,7 +1,5 @@
 #pragma once
 // The steps of ExpertExchange, for its sources only.
-#include <initializer_list>
-
 #include "parallel/dispatch/plan_state.h"
 
 namespace moesaic {
@@ -41,16 +39,15 @@ struct ExpertExchange::Impl {
   };
   /// Moves rows of all pieces at once; those for this rank itself are copied, unless `own_is_there`.
   void move(Backend& backend,
-            std::initializer_list<Piece> pieces,
+            const std::vector<Piece>& pieces,
             const AllToAllPlan& plan,
             Traffic& traffic,
             bool own_is_there = false);
-  /// rows = the rows of x [hop.rows, width] that come here in a pass of the hop.
+  /// out = the rows of `in` [hop.rows, width] that come here in a pass of the hop, for all pieces at once.
   void send_rows(const PlanHop& hop,
                  Backend& backend,
                  const AllToAllPlan& plan,
-                 TensorView rows,
-                 ConstTensorView x);
+                 const std::vector<Piece>& pieces);
   /// The places and weights of these rows. `weights` are those of the rows before the hop.
   void send_choices(const PlanHop& hop,
                     std::size_t h,
@@ -59,6 +56,22 @@ struct ExpertExchange::Impl {
                     const AllToAllPlan& plan,
                     TensorView places_in,
                     TensorView weights_in);
+  /// Memory for `rows` rows in a format, in parts of `memory`.
+  struct RowMemory {
+    RowFormat format = RowFormat::plain;
+    TensorView rows, codes, scales;
+    EnteredRows entered() const { return {format, rows, codes, scales}; }
+  };
+  static RowMemory row_memory(
+      PlanMemory& memory, std::int64_t rows, std::int64_t width, DType dtype, RowFormat format);
+  static RowMemory row_memory(
+      Arena& scratch, std::int64_t rows, std::int64_t width, DType dtype, RowFormat format);
+  /// `to` = the rows of `from` that come here in a pass of the hop.
+  void send_rows(const PlanHop& hop,
+                 Backend& backend,
+                 const AllToAllPlan& plan,
+                 const EnteredRows& from,
+                 const RowMemory& to);
   /// The way back: rows to where they came from, each to its place in `returned` [items, width].
   void send_back(const PlanHop& hop,
                  Backend& backend,

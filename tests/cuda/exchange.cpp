@@ -1,95 +1,112 @@
+// Where choices travel: integers, so the CUDA ops give the bits of the CPU's.
 #include "kernels/ops/exchange.h"
 
+#include "kernels/ops/permute.h"
 #include "tests/support/device_tensors.h"
 
 namespace moesaic::test {
 namespace {
 
-constexpr PlaceGrid kGrid{.nodes = 3, .per_node = 4, .places_per_owner = 5, .owner = 6};
-constexpr HopKind kKinds[] = {HopKind::owner, HopKind::node, HopKind::local, HopKind::proxy};
-
-void fill_places(TensorView places, std::uint64_t key) {
+void fill_places(TensorView places, std::int32_t limit, double dropped, std::uint64_t key) {
   for (std::int64_t a = 0; a < places.numel(); ++a) {
     const auto i = static_cast<std::uint64_t>(a);
     places.as<std::int32_t>()[a] =
-        uniform(key, i) < 0.2 ? -1
-                              : static_cast<std::int32_t>(uniform(key + 1, i) * kGrid.places());
+        uniform(key, i) < dropped
+            ? -1
+            : static_cast<std::int32_t>(uniform(key + 1, i) * static_cast<double>(limit));
   }
 }
 
-void poison(std::initializer_list<const Twin*> outputs) {
-  for (const Twin* t : outputs)
-    std::memset(t->initial.view().data(), 0x5a, t->initial.view().bytes());
+struct Sizes {
+  PlaceGrid grid;
+  std::int64_t rows, k;
+};
+const std::vector<Sizes>& sizes() {
+  static const std::vector<Sizes> all{{{1, 1, 4, 0}, 0, 2},
+                                      {{1, 2, 3, 1}, 1, 1},
+                                      {{2, 2, 5, 2}, 37, 4},
+                                      {{3, 4, 2, 5}, 300, 33},
+                                      {{4, 2, 8, 7}, 513, 64},
+                                      {{8, 8, 14, 11}, 4096, 16}};
+  return all;
+}
+std::string text_of(const Sizes& s) {
+  return std::to_string(s.rows) + " rows, top " + std::to_string(s.k) + ", " +
+         std::to_string(s.grid.nodes) + " x " + std::to_string(s.grid.per_node);
+}
+constexpr HopKind kKinds[] = {HopKind::owner, HopKind::node, HopKind::local, HopKind::proxy};
+
+void poison(const Twin& twin) {
+  std::memset(twin.initial.view().data(), 0x5a, twin.initial.view().bytes());
 }
 
 }  // namespace
 
-TEST_CASE("Exchange on CUDA: places of experts") {
+TEST_CASE("places of experts on CUDA are the CPU's", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
   BothBackends both;
-  const std::int64_t tokens = 700, k = 16, experts = kGrid.places();
-  const Twin places({tokens + 40, k}, DType::i32), topk({tokens, k}, DType::i32),
-      kept({tokens, k}, DType::u8), table({experts}, DType::i32);
-  for (std::int64_t a = 0; a < tokens * k; ++a) {
-    const auto i = static_cast<std::uint64_t>(a);
-    topk.initial.data<std::int32_t>()[a] =
-        uniform(31, i) < 0.1
-            ? -1
-            : static_cast<std::int32_t>(uniform(32, i) * static_cast<double>(experts));
-    kept.initial.data<std::uint8_t>()[a] = uniform(33, i) < 0.8 ? 1 : 0;
-  }
-  for (std::int64_t e = 0; e < experts; ++e)
-    table.initial.data<std::int32_t>()[e] = static_cast<std::int32_t>((e * 7 + 3) % experts);
-  poison({&places});
-  for (const bool drops : {false, true}) {
-    for (const bool in_order : {false, true}) {
+  for (const std::int64_t tokens : {0, 1, 700}) {
+    const Twin topk({tokens, 5}, DType::i32), kept({tokens, 5}, DType::u8), table({40}, DType::i32),
+        places({tokens + 9, 5}, DType::i32);
+    fill_places(topk.initial.view(), 40, 0.1, 1);
+    for (std::int64_t a = 0; a < tokens * 5; ++a)
+      kept.initial.data<std::uint8_t>()[a] =
+          uniform(3, static_cast<std::uint64_t>(a)) < 0.7 ? 1 : 0;
+    for (int e = 0; e < 40; ++e)
+      table.initial.data<std::int32_t>()[e] = (e * 7 + 3) % 40;
+    poison(places);
+    for (const bool all : {false, true}) {
       require_cuda_matches_cpu(
-          both, {&places, &topk, &kept, &table}, {{&places, 0}}, [&](auto side) {
+          both, {&topk, &kept, &table, &places}, {{&places, 0}}, [&](auto side) {
             return ExpertPlaces{.places = side(places),
                                 .topk = side(topk),
-                                .kept = drops ? side(kept) : TensorView(),
-                                .place_of_expert = in_order ? TensorView() : side(table),
-                                .experts = static_cast<std::int32_t>(experts)};
+                                .kept = all ? TensorView() : side(kept),
+                                .place_of_expert = all ? TensorView() : side(table),
+                                .experts = 40};
           });
     }
   }
 }
 
-TEST_CASE("Exchange on CUDA: groups and counts of rows") {
+TEST_CASE("groups and counts of an exchange on CUDA are the CPU's", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
   BothBackends both;
-  for (const std::int64_t k : {1, 8, 16, 33, 64}) {
-    const std::int64_t rows = 1111;
-    const Twin places({rows, k}, DType::i32), groups({rows, k}, DType::i32),
-        index({rows, k}, DType::i32);
-    fill_places(places.initial.view(), 41);
-    poison({&groups, &index});
+  for (const Sizes& s : sizes()) {
+    INFO(text_of(s));
+    const Twin places({s.rows, s.k}, DType::i32), groups({s.rows, s.k}, DType::i32),
+        index({s.rows, s.k}, DType::i32);
+    fill_places(places.initial.view(), s.grid.places(), 0.15, 5);
+    poison(groups);
+    poison(index);
     for (const HopKind kind : kKinds) {
       for (const bool per_choice : {false, true}) {
-        INFO("k " << k << ", kind " << static_cast<int>(kind) << ", per choice " << per_choice);
-        require_cuda_matches_cpu(
-            both, {&places, &groups, &index}, {{&groups, 0}, {&index, 0}}, [&](auto side) {
-              return ExchangeGroups{.groups = side(groups),
-                                    .index = side(index),
-                                    .places = side(places),
-                                    .grid = kGrid,
-                                    .kind = kind,
-                                    .per_choice = per_choice,
-                                    .stride = per_choice ? 0 : rows + 9};
-            });
+        for (const std::int64_t stride : {std::int64_t{0}, s.rows + 3}) {
+          if (per_choice && stride > 0) continue;
+          INFO("kind " << static_cast<int>(kind) << ", per choice " << per_choice << ", stride "
+                       << stride);
+          require_cuda_matches_cpu(
+              both, {&places, &groups, &index}, {{&groups, 0}, {&index, 0}}, [&](auto side) {
+                return ExchangeGroups{.groups = side(groups),
+                                      .index = side(index),
+                                      .places = side(places),
+                                      .grid = s.grid,
+                                      .kind = kind,
+                                      .per_choice = per_choice,
+                                      .stride = stride};
+              });
+        }
       }
     }
-    const HopList lists[] = {{{HopKind::owner}, 1},
-                             {{HopKind::node, HopKind::local}, 2},
-                             {{HopKind::proxy, HopKind::node, HopKind::local}, 3}};
-    for (const HopList& hops : lists) {
+    for (const HopList hops : {HopList{{HopKind::owner}, 1},
+                               HopList{{HopKind::node, HopKind::local}, 2},
+                               HopList{{HopKind::proxy, HopKind::node, HopKind::local}, 3}}) {
+      const Twin counts({num_path_counts(hops, s.grid, hops.size) + s.grid.owners()}, DType::i32);
+      poison(counts);
       for (const bool per_choice : {false, true}) {
-        if (per_choice && hops.size > 1) continue;
-        INFO("k " << k << ", hops " << hops.size << ", per choice " << per_choice);
-        const Twin counts({num_path_counts(hops, kGrid, hops.size) + kGrid.owners()}, DType::i32);
-        poison({&counts});
         require_cuda_matches_cpu(both, {&places, &counts}, {{&counts, 0}}, [&](auto side) {
           return ExchangeCounts{.counts = side(counts),
                                 .places = side(places),
-                                .grid = kGrid,
+                                .grid = s.grid,
                                 .hops = hops,
                                 .per_choice = per_choice};
         });
@@ -98,53 +115,69 @@ TEST_CASE("Exchange on CUDA: groups and counts of rows") {
   }
 }
 
-TEST_CASE("Exchange on CUDA: choices that travel with the rows of a hop") {
+TEST_CASE("choices of an exchange on CUDA are the CPU's", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
   BothBackends both;
-  for (const DType dtype : {DType::f32, DType::f64}) {
-    const std::int64_t rows = 333, k = 16, items = 200;
-    const Twin places({rows, k}, DType::i32), weights({rows, k}, dtype), src({items}, DType::i32),
-        to_item({rows, k}, DType::i32), index({rows, k}, DType::i32),
-        places_out({items, k}, DType::i32), weights_out({items, k}, dtype);
-    fill_places(places.initial.view(), 51);
-    for (std::int64_t a = 0; a < rows * k; ++a) {
-      const double w = standard_normal(52, static_cast<std::uint64_t>(a));
-      if (dtype == DType::f64) {
-        weights.initial.data<double>()[a] = w;
-      } else {
-        weights.initial.data<float>()[a] = static_cast<float>(w);
+  for (const Sizes& s : sizes()) {
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      INFO(text_of(s) << ", " << name(dtype));
+      const std::int64_t items = s.rows * s.k;
+      const Twin places({s.rows, s.k}, DType::i32), weights({s.rows, s.k}, dtype),
+          groups({s.rows, s.k}, DType::i32), index({s.rows, s.k}, DType::i32),
+          to_item({s.rows, s.k}, DType::i32), src({items}, DType::i32),
+          offsets({s.grid.owners() + 1}, DType::i32), places_out({items, s.k}, DType::i32),
+          weights_out({items, s.k}, dtype);
+      fill_places(places.initial.view(), s.grid.places(), 0.15, 6);
+      fill_normal(weights.initial.view(), 7);
+      poison(places_out);
+      poison(weights_out);
+      run(both.cpu.backend(),
+          ExchangeGroups{.groups = groups.initial.view(),
+                         .index = index.initial.view(),
+                         .places = places.initial.view(),
+                         .grid = s.grid});
+      run(both.cpu.backend(),
+          DispatchPlan{.offsets = offsets.initial.view(),
+                       .row_of_assignment = to_item.initial.view(),
+                       .token_of_row = src.initial.view(),
+                       .topk = groups.initial.view(),
+                       .kept = {}});
+      const std::int64_t used = offsets.initial.data<std::int32_t>()[s.grid.owners()];
+      for (const std::int64_t first : {std::int64_t{0}, used / 3}) {
+        for (const bool localise : {false, true}) {
+          require_cuda_matches_cpu(
+              both,
+              {&places, &weights, &index, &to_item, &src, &places_out, &weights_out},
+              {{&places_out, 0}, {&weights_out, 0}},
+              [&](auto side) {
+                return ExchangeChoices{.places_out = side(places_out).rows(first, used),
+                                       .weights_out = side(weights_out).rows(first, used),
+                                       .places = side(places),
+                                       .weights = side(weights),
+                                       .src = side(src).rows(first, used),
+                                       .to_item = side(to_item),
+                                       .index = side(index),
+                                       .first = first,
+                                       .keep_begin = 0,
+                                       .keep_end = s.grid.places(),
+                                       .places_per_owner = s.grid.places_per_owner,
+                                       .localise = localise};
+              });
+        }
       }
-    }
-    // Choice j of a row belongs to its item j % 3; items are rows in turn, three to a row.
-    for (std::int64_t a = 0; a < rows * k; ++a) {
-      index.initial.data<std::int32_t>()[a] = static_cast<std::int32_t>(a % k % 3);
-      const std::int64_t item = a / k * 3 + a % k;
-      to_item.initial.data<std::int32_t>()[a] = a % k < 3 ? static_cast<std::int32_t>(item) : -1;
-    }
-    const std::int64_t first = 120;
-    for (std::int64_t i = 0; i < items; ++i)
-      src.initial.data<std::int32_t>()[i] = static_cast<std::int32_t>((first + i) / 3);
-    poison({&places_out, &weights_out});
-    for (const bool localise : {false, true}) {
-      for (const bool listed : {true, false}) {
-        require_cuda_matches_cpu(
-            both,
-            {&places, &weights, &src, &to_item, &index, &places_out, &weights_out},
-            {{&places_out, 0}, {&weights_out, 0}},
-            [&](auto side) {
-              return ExchangeChoices{.places_out = side(places_out),
-                                     .weights_out = side(weights_out),
+      require_cuda_matches_cpu(both,
+                               {&places, &weights, &places_out, &weights_out},
+                               {{&places_out, 0}, {&weights_out, 0}},
+                               [&](auto side) {
+                                 return ExchangeChoices{
+                                     .places_out = side(places_out).rows(0, s.rows),
+                                     .weights_out = side(weights_out).rows(0, s.rows),
                                      .places = side(places),
                                      .weights = side(weights),
-                                     .src = listed ? side(src) : TensorView(),
-                                     .to_item = listed ? side(to_item) : TensorView(),
-                                     .index = listed ? side(index) : TensorView(),
-                                     .first = listed ? first : 0,
-                                     .keep_begin = 10,
-                                     .keep_end = 45,
-                                     .places_per_owner = kGrid.places_per_owner,
-                                     .localise = localise};
-            });
-      }
+                                     .keep_begin = s.grid.places() / 3,
+                                     .keep_end = s.grid.places() / 2,
+                                     .places_per_owner = s.grid.places_per_owner};
+                               });
     }
   }
 }

@@ -145,6 +145,67 @@ TEST_CASE("DispatchPlan on CUDA is the CPU's", "[cuda]") {
   check_plan(both, 20000, 16, 896, 0, Choice::skewed, true);  // several tiles per segment
 }
 
+TEST_CASE("DispatchPlan on CUDA: no choices, a count of tokens, fewer rows than assignments",
+          "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const std::int64_t tokens : {0, 1, 40, 1000}) {
+    const std::int64_t k = 6, experts = 24;
+    const Twin topk({tokens, k}, DType::i32), offsets({experts + 1}, DType::i32),
+        map({tokens, k}, DType::i32), count({1}, DType::i32), overflow({1}, DType::i32);
+    fill_topk(topk.initial.view(), Choice::skewed, experts);
+    for (std::int64_t a = 0; a < tokens * k; a += 3)
+      topk.initial.data<std::int32_t>()[a] = -1;
+    for (const std::int64_t used : {std::int64_t{0}, tokens / 2, tokens}) {
+      *count.initial.data<std::int32_t>() = static_cast<std::int32_t>(used);
+      for (const std::int64_t rows : {std::int64_t{1}, tokens, tokens * k + 7}) {
+        INFO(tokens << " tokens, " << used << " count, " << rows << " rows");
+        const Twin token_of_row({rows}, DType::i32);
+        for (const Twin* t : {&offsets, &map, &token_of_row, &overflow})
+          std::memset(t->initial.view().data(), 0x5a, t->initial.view().bytes());
+        require_cuda_matches_cpu(both,
+                                 {&topk, &offsets, &map, &token_of_row, &count, &overflow},
+                                 {{&offsets, 0}, {&map, 0}, {&token_of_row, 0}, {&overflow, 0}},
+                                 [&](auto side) {
+                                   return DispatchPlan{.offsets = side(offsets),
+                                                       .row_of_assignment = side(map),
+                                                       .token_of_row = side(token_of_row),
+                                                       .topk = side(topk),
+                                                       .kept = {},
+                                                       .token_count = side(count),
+                                                       .overflow = side(overflow)};
+                                 });
+      }
+    }
+  }
+}
+
+TEST_CASE("Sums of a count of tokens, gathers of all rows, on CUDA as on the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  const Plan plan(both, 300, 5, 20, true);
+  const std::int32_t used = plan.offsets.initial.data<std::int32_t>()[20];
+  for (const std::int64_t width : {7, 264}) {
+    const Twin u({300, width}, DType::bf16), xs({plan.rows(), width}, DType::bf16),
+        count({1}, DType::i32);
+    fill_normal(u.initial.view(), 1);
+    fill_normal(xs.initial.view(), 2);
+    *count.initial.data<std::int32_t>() = 123;
+    require_cuda_matches_cpu(
+        both, {&u, &xs, &plan.map, &count}, {{&u, tolerance(DType::bf16)}}, [&](auto side) {
+          CombineRows op = dispatch_rows_backward(side(u), side(xs), side(plan.map));
+          op.token_count = side(count);
+          return op;
+        });
+    require_cuda_matches_cpu(both, {&u, &xs, &plan.token_of_row}, {{&xs, 0}}, [&](auto side) {
+      return GatherRows{.y = side(xs).rows(0, used),
+                        .x = side(u),
+                        .token_of_row = side(plan.token_of_row).rows(0, used),
+                        .num_rows = {}};
+    });
+  }
+}
+
 TEST_CASE("Rows go to their experts and back on CUDA as on the CPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;

@@ -1,4 +1,5 @@
 // The exchange of tokens between ranks against brute force: forward, backward, what arrives and what is counted.
+#include "kernels/ops/quant.h"
 #include "tests/parallel/dispatch_support.h"
 
 namespace moesaic::test {
@@ -14,12 +15,26 @@ double distance(const std::vector<double>& got, const std::vector<double>& want)
   return largest;
 }
 
+// x as it arrives in fp8.
+void round_to_fp8(const ExchangeCase& c, RankTokens& rank) {
+  const std::int64_t n = static_cast<std::int64_t>(rank.x.size()) / c.width;
+  const Field x({n, c.width}, DType::f64, rank.x), y({n, c.width}, DType::f64),
+      codes({n, c.width}, DType::u8), scales({n, (c.width + 127) / 128}, DType::f64);
+  BackendOwner owner({.mode = Stream::Mode::immediate, .scratch_bytes = 4096, .name = "rounding"});
+  run(owner.backend(), QuantizeFp8Block{.scales = scales, .codes = codes, .dequant = y, .x = x});
+  owner.stream().synchronize();
+  rank.x = y.values();
+}
+
 // Rows, bytes and order are those of the pure plan; results those of brute force.
 void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::f64) {
   INFO(name(method) << ", " << name(compute) << ", " << c.text());
-  const auto tokens = draw_tokens(c);
+  auto tokens = draw_tokens(c);
   const auto choices = choices_of(c, tokens);
   const auto runs = run_exchange(c, method, compute);
+  for (RankTokens& rank : tokens) {
+    if (c.format == RowFormat::fp8) round_to_fp8(c, rank);
+  }
   // Dense methods move as many rows from every rank.
   auto padded = choices;
   for (TokenChoices& rank : padded) {
@@ -154,6 +169,41 @@ TEST_CASE("exchange: further passes where the buffers are too small, or were ask
   }
 }
 
+TEST_CASE("exchange: fp8 rows are quantised once, whatever way they take") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    ExchangeCase c = even_case({2, 2}, 0, 3);
+    c.tokens = {7, 0, 9, 3};
+    c.experts_per_rank = 4;
+    c.width = 131;  // two blocks, one of them ragged
+    c.format = RowFormat::fp8;
+    check(c, method);
+    c.passes = 3;
+    check(c, method);
+    ExchangeCase three = even_case({3, 2}, 5, 2);
+    three.format = RowFormat::fp8;
+    check(three, method);
+  }
+}
+
+TEST_CASE("exchange: fp8 rows take their share of the bytes") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    INFO(name(method));
+    ExchangeCase c = even_case({2, 2}, 6, 3);
+    c.width = 256;
+    Traffic there, plain, fp8;
+    for (const RankRun& run : run_exchange(c, method)) {
+      there += run.traffic;
+      plain += run.statistics.rows;
+    }
+    c.format = RowFormat::fp8;
+    for (const RankRun& run : run_exchange(c, method))
+      fp8 += run.statistics.rows;
+    for (std::size_t link = 0; link < 3;
+         ++link)  // of f64 rows: 256 codes and 2 scales for 256 elements
+      CHECK(plain.bytes[link] - fp8.bytes[link] == there.rows[link] * (256 * 8 - (256 + 2 * 8)));
+  }
+}
+
 TEST_CASE("exchange: passes change no bit, nor does repetition or the mode of the stream") {
   for (const ExchangeMethod method : kExchangeMethods) {
     INFO(name(method));
@@ -222,6 +272,7 @@ TEST_CASE("exchange: seeded random cases") {
         kExchangeMethods[static_cast<std::size_t>(i) % kExchangeMethods.size()];
     if (!is_dense(method) && draw() < 0.3) c.buffer_factor = 0.3 + 2 * draw();
     if (draw() < 0.3) c.passes = static_cast<int>(1 + draw.below(3));
+    if (draw() < 0.2) c.format = RowFormat::fp8;
     check(c, method);
   }
 }

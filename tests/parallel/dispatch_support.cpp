@@ -124,7 +124,7 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
       table({c_.experts()}, DType::i32, places_of_experts(c_)),
       memory({bounds.plan_bytes}, DType::u8), out({n, c_.width}, compute_),
       dx({n, c_.width}, compute_), dweights({n, c_.choices}, stats_),
-      transit({bounds.transit_rows, c_.width}, compute_),
+      transit({exchange_.transit_bytes(c_.width, compute_, c_.format)}, DType::u8),
       returned({bounds.returned_rows, c_.width}, compute_),
       returned_weights({bounds.returned_rows, c_.choices}, stats_);
   ExchangePlan plan = exchange_.make_plan(kCpu);
@@ -145,15 +145,15 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
   settle();
   // Forward. With one pass through the calls for one pass.
   const bool one = plan.passes() == 1;
-  if (!one) exchange_.enter(plan, b, transit, x);
+  const EnteredRows entered = one ? EnteredRows{} : exchange_.enter(plan, b, transit, x, c_.format);
   for (int pass = 0; pass < plan.passes(); ++pass) {
     settle();
     exchange_.dispatch_choices(plan, b, pass, topk_rows_, weights_rows_, row_count_);
     settle();
     if (one) {
-      exchange_.dispatch(plan, b, rows_, x);
+      exchange_.dispatch(plan, b, rows_, x, c_.format);
     } else {
-      exchange_.dispatch(plan, b, pass, rows_, bounds.transit_rows > 0 ? transit.view() : x.view());
+      exchange_.dispatch(plan, b, pass, rows_, entered);
     }
     settle();
     for (std::int64_t row = 0; row < plan.rows(pass); ++row) {
@@ -173,15 +173,16 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
   }
   settle();
   // Backward; with several passes their forward is computed again.
-  const Field transit_dout({bounds.transit_rows, c_.width}, compute_);
-  if (!one) exchange_.enter(plan, b, transit_dout, dout);
+  const Field transit_dout({exchange_.transit_bytes(c_.width, compute_, RowFormat::plain)},
+                           DType::u8);
+  const EnteredRows entered_dout =
+      one ? EnteredRows{} : exchange_.enter(plan, b, transit_dout, dout);
   for (int pass = 0; pass < plan.passes(); ++pass) {
     if (!one) {
       exchange_.dispatch_choices(plan, b, pass, topk_rows_, weights_rows_, row_count_);
-      exchange_.dispatch(plan, b, pass, rows_, bounds.transit_rows > 0 ? transit.view() : x.view());
+      exchange_.dispatch(plan, b, pass, rows_, entered);
       experts_forward();
-      exchange_.dispatch(
-          plan, b, pass, drows_, bounds.transit_rows > 0 ? transit_dout.view() : dout.view());
+      exchange_.dispatch(plan, b, pass, drows_, entered_dout);
     } else {
       exchange_.dispatch(plan, b, drows_, dout);
     }

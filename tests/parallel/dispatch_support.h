@@ -33,6 +33,7 @@ struct ExchangeCase {
   bool permuted = false;  ///< experts live at other places than in order
   double buffer_factor = 0;
   int passes = 1;
+  RowFormat format = RowFormat::plain;  ///< of the forward dispatch
   std::uint64_t seed = 1;
 
   std::int64_t experts() const { return std::int64_t{experts_per_rank} * grid.ranks(); }
