@@ -29,6 +29,7 @@ class Checker {
     phases();
     optimizer();
     parallel();
+    pipeline();
     activations();
     return std::move(findings_);
   }
@@ -448,6 +449,15 @@ class Checker {
     }
   }
 
+  /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
+  void pipeline() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.pp > 1) return;
+    const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
+    if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
+    if (!parallel.layers.empty()) add({"parallel.layers", "parallel.pp"}, reason);
+  }
+
   void activations() {
     const std::vector<std::string>& patterns = config_.activations.recompute;
     for (const char* word : {"none", "full"}) {
@@ -489,6 +499,16 @@ std::vector<Problem> untrainable(const Config& config) {
                         "model.rope_scaling",
                         "context extension by YaRN can be planned but not trained; remove the "
                         "group to train with plain rotation"});
+  }
+  if (config.parallel.pp > 1) {
+    problems.push_back(
+        {"",
+         0,
+         0,
+         "parallel.pp",
+         fmt::format("found {}; several pipeline stages can be planned (moesaic plan) "
+                     "but not trained in this version; set 1 to train",
+                     config.parallel.pp)});
   }
   return problems;
 }

@@ -9,6 +9,7 @@ namespace moesaic::config {
 inline constexpr std::string_view kOtherModel = "it was trained as another model";
 inline constexpr std::string_view kOtherOrder = "the order of the data would change";
 inline constexpr std::string_view kOneValue = "it has one value in this version";
+inline constexpr std::string_view kPipeline = "it acts with parallel.pp above 1 only";
 inline constexpr std::string_view kInProgress =
     "but sequence length and batch of a phase in progress must not change";
 
@@ -91,11 +92,13 @@ inline constexpr ResumeRule kResumeRules[] = {
 
     {"parallel.dp", OnResume::logged, "sums over another number of ranks are rounded differently"},
     {"parallel.tp", OnResume::logged, kOneValue},
-    {"parallel.pp", OnResume::logged, kOneValue},
+    {"parallel.pp", OnResume::logged, "training has one value in this version"},
     {"parallel.cp", OnResume::logged, kOneValue},
     {"parallel.ep", OnResume::logged, kOneValue},
     {"parallel.etp", OnResume::logged, kOneValue},
-    {"parallel.schedule", OnResume::logged, kOneValue},
+    {"parallel.schedule", OnResume::logged, kPipeline},
+    {"parallel.chunks", OnResume::logged, kPipeline},
+    {"parallel.layers", OnResume::logged, kPipeline},
     {"parallel.order", OnResume::logged, kOneValue},
     {"dispatch.exchange", OnResume::logged, kOneValue},
     {"dispatch.hierarchy", OnResume::logged, kOneValue},
