@@ -29,6 +29,7 @@ class Checker {
     phases();
     optimizer();
     parallel();
+    pipeline();
     activations();
     return std::move(findings_);
   }
@@ -446,6 +447,15 @@ class Checker {
                       parallel.ep * parallel.etp,
                       *parallel.dp * parallel.cp * parallel.tp));
     }
+  }
+
+  /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
+  void pipeline() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.pp > 1) return;
+    const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
+    if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
+    if (!parallel.layers.empty()) add({"parallel.layers", "parallel.pp"}, reason);
   }
 
   void activations() {

@@ -10,6 +10,7 @@ inline constexpr std::string_view kOtherModel = "it was trained as another model
 inline constexpr std::string_view kOtherOrder = "the order of the data would change";
 inline constexpr std::string_view kOneValue = "it has one value in this version";
 inline constexpr std::string_view kOrder = "sums are formed in another order";
+inline constexpr std::string_view kPipeline = "it acts with parallel.pp above 1 only";
 inline constexpr std::string_view kInProgress =
     "but sequence length and batch of a phase in progress must not change";
 
@@ -96,7 +97,9 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"parallel.cp", OnResume::logged, kOrder},
     {"parallel.ep", OnResume::logged, kOrder},
     {"parallel.etp", OnResume::logged, kOrder},
-    {"parallel.schedule", OnResume::logged, kOrder},
+    {"parallel.schedule", OnResume::logged, kPipeline},
+    {"parallel.chunks", OnResume::logged, kPipeline},
+    {"parallel.layers", OnResume::logged, kPipeline},
     {"parallel.order", OnResume::logged, kOneValue},
     {"dispatch.exchange", OnResume::logged, kOrder},
     {"dispatch.hierarchy", OnResume::logged, kOrder},

@@ -6,6 +6,7 @@ namespace moesaic::config {
 namespace {
 
 constexpr double kMaxRanks = 1 << 20;
+constexpr double kMaxChunks = 1 << 10;
 constexpr double kMaxCount = 1LL << 40;
 
 }  // namespace
@@ -19,7 +20,7 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
       .between(1, kMaxRanks)
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages.")
+  f("pp", &S::pp, "Pipeline stages. More than 1 can be planned, but not trained yet.")
       .between(1, kMaxRanks)
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
@@ -31,7 +32,28 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
       .between(1, kMaxRanks)
       .also({"expert_tensor_parallel_size"});
-  f("schedule", &S::schedule, "Pipeline schedule.").only_default("pipeline parallelism");
+  f("schedule",
+    &S::schedule,
+    "Pipeline schedule, of effect with pp above 1: a backward as soon as one is ready (1f1b), the "
+    "same over several chunks per stage (interleaved), backward in two parts so that gradients of "
+    "weights fill idle time (zero_bubble: ZB-H1 with one chunk per stage, ZB-V with two), or all "
+    "forwards before all backwards (gpipe).");
+  f("chunks",
+    &S::chunks,
+    "Chunks of consecutive layers that each pipeline stage holds. The chunks of a model are dealt "
+    "to the stages in turn; with zero_bubble and two of them, down the stages and up again.")
+      .between(1, kMaxChunks)
+      .default_is("null (2 with interleaved, else 1)")
+      .also({"virtual_pipeline_model_parallel_size", "num_virtual_stages"});
+  f("layers",
+    &S::layers,
+    "Layers of each chunk of the pipeline, in the order of the model: pp * chunks numbers whose "
+    "sum "
+    "is num_hidden_layers; 0 is allowed for the first and the last chunk, which also hold the "
+    "embedding and the head.")
+      .between(0, kMaxCount)
+      .default_is("[] (balanced by the operations of layers, head and MTP module)")
+      .example("[12, 12, 12, 9]");
   f("order",
     &S::order,
     "Order of layers and micro-batches in a step: every micro-batch through all layers "

@@ -130,12 +130,11 @@ struct Executor::Walk {
     if (a.work == Work::backward) finish(a.chunk, a.micro_batch, made);
   }
 
+  /// The gradient of a bundle.
   struct Gradient {
     int cur = 0;
-    std::vector<int>
-        to_add;  ///< received parts of snapshots' gradients that were added to the rank's own
-    std::optional<Event>
-        made;  ///< when it can be used: after an exchange, or after the chunk's backward
+    std::vector<int> to_add;    ///< what came for snapshots; part of the rank's sums in the end
+    std::optional<Event> made;  ///< by an exchange, or by the backward of a chunk of this rank
   };
 
   // Makes the gradient of what the chunk put out ready to be read on the computing stream.
