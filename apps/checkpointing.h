@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "apps/shared_save.h"
@@ -60,8 +61,13 @@ class Checkpointing {
   bool has_memory_for_copy();
   void write(bool must);
   void write_on_root(bool must);
-  void take_result();
-  void failed(std::int64_t step, const std::string& what, bool must);
+  struct Failure {
+    std::int64_t step;
+    std::string what;
+  };
+  std::optional<Failure> take_result();
+  void forget(const Failure& failure);
+  void failed(const Failure& failure, bool must);
   void report(std::int64_t step, double stall, double seconds);
   SaveRequest request() const;
 

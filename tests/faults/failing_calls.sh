@@ -3,7 +3,8 @@
 # EIO, ENOSPC or EDQUOT, with saves in the background and at once, in two lives. The run ends with 4 and names the file, and the tensor
 # that was being written; every checkpoint there is whole; the same command then comes to the bits and records of
 # the quiet run. (A background save of the last step that fails is said, and tried once more; then the run may end with 0.) A write that is cut short or interrupted (EINTR) changes nothing.
-# With COUNT, only as many points of each kind, drawn by SEED, and every third call that is no write, once.
+# With COUNT, only as many points of each kind, drawn by SEED, and once every third call that is no write, and all
+# writes of metrics.jsonl.
 # KINDS (single, writer), LIVES, ERRORS and ASYNCS (true, false) choose some of them.
 set -eu
 count=${5:-all} seed=${6:-1}
@@ -62,7 +63,7 @@ for kind in ${KINDS:-single}; do
             draw $#
             chosen="$chosen $(echo "$@" | cut -d' ' -f$((number + 1)))"
           done
-          case $life$async$error in secondtrueEIO) chosen="$chosen $(echo "$others" | awk -v seed="$seed" 'NR % 3 == seed % 3')" ;; esac
+          case $life$async$error in secondtrueEIO) chosen="$chosen $(echo "$others" | awk -v seed="$seed" 'NR % 3 == seed % 3') $(awk '/ write .*metrics.jsonl/ { print $1 }' counted)" ;; esac
         fi
         for at in $chosen; do faulty $life $kind $error "$at"; done
         echo "$kind, $life life, async=$async, $error: $points calls, $((faults - before)) faults, $(($(date +%s) - began)) s"
