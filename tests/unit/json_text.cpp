@@ -2,6 +2,9 @@
 #include "core/base/json_text.h"
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -78,6 +81,29 @@ TEST_CASE("JSON: numbers are integers as far as 64 bits with sign go", "[json]")
     CHECK(list.items[i].is(Kind::real));
   CHECK(list.items[2].real == 9223372036854775808.0);
   CHECK(list.items[5].real == 100);
+}
+
+TEST_CASE("JSON: no source parses it past the reader", "[json]") {
+  namespace fs = std::filesystem;
+  int files = 0;
+  for (const char* folder : {"apps", "core"}) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(fs::path(MOESAIC_SOURCE_DIR) / folder)) {
+      const std::string path = entry.path().lexically_relative(MOESAIC_SOURCE_DIR).string();
+      if (entry.path().extension() != ".cpp" || path == "core/base/json_text.cpp") continue;
+      if (path == "apps/doctor/report.cpp") continue;  // what ranks of one program send each other
+      std::ifstream file(entry.path());
+      const std::string text{std::istreambuf_iterator<char>(file),
+                             std::istreambuf_iterator<char>()};
+      ++files;
+      const bool parses = text.find("son::parse(") != std::string::npos ||
+                          text.find("sax_parse(") != std::string::npos;
+      INFO(
+          entry.path().string() << " must use parse_json(), or check_json() before its own parser");
+      CHECK((!parses || text.find("check_json(") != std::string::npos));
+    }
+  }
+  CHECK(files > 100);
 }
 
 TEST_CASE("JSON: members of large objects are found without a walk through all", "[json]") {
