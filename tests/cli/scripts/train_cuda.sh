@@ -79,6 +79,15 @@ ranks 1 train.steps=12 > back.txt || fail "$(cat back.txt)"
 grep -q 'continuing from .*step-00000010' back.txt || fail "the GPU does not continue the CPU's run"
 text=$("$moesaic" generate run --prompt "the cat " --max-new-tokens 40 --temperature 0 | tr -d '\n')
 [ ${#text} -gt 8 ] || fail "generate added nothing to the prompt"
+# What eval finds is what the run's own evaluation found, to the last digit; choices score as on the CPU, but for rounding.
+evaluated=$("$moesaic" eval run --json | sed 's/.*"data":\[{[^]]*"loss":\([^,}]*\).*/\1/')
+[ "$evaluated" = "$(grep '"type":"eval","step":12,' run/metrics.jsonl | tail -1 | sed 's/.*"loss":\([^,}]*\).*/\1/')" ] ||
+  fail "eval finds a loss of $evaluated, the run: $(grep '"type":"eval"' run/metrics.jsonl)"
+echo '{"context": "the cat sat on a", "choices": [" mat", " qqq", " cat and ran"], "answer": 0}' > quiz.jsonl
+"$moesaic" eval run --choices quiz.jsonl --details gpu.jsonl
+"$moesaic" eval run --choices quiz.jsonl --details cpu.jsonl run.device=cpu run.precision=bf16
+perl -MJSON::PP -e 'my ($a, $b) = map { decode_json($_)->{logp} } <>; for (0 .. 2) { die "@$a and @$b\n" if abs($a->[$_] - $b->[$_]) > 0.03 * abs($b->[$_]) }' \
+  gpu.jsonl cpu.jsonl || fail "choices score otherwise on the CPU"
 share=
 if [ "$devices" -lt 2 ]; then
   set +e
