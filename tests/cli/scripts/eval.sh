@@ -51,7 +51,7 @@ refused() { # code, text, line of quiz
   printf '%s\n\n%s\n' '{"context": "a", "choices": ["b", "c"], "answer": 1}' "$3" > bad.jsonl
   expect "$1" "$2" "$moesaic" eval run --choices bad.jsonl
 }
-refused 3 'bad.jsonl:3:16: not valid JSON' '{"context": "a"'
+refused 3 'bad.jsonl:3:15: not valid JSON' '{"context": "a"'
 refused 3 'bad.jsonl:3: no "choices"; expected {"context"' '{"context": "a", "answer": 0}'
 refused 3 'bad.jsonl:3: answer: is 2, must be 0 to 1' '{"context": "a", "choices": ["b", "c"], "answer": 2}'
 refused 3 'bad.jsonl:3: choice 1: one token with nothing before it' '{"context": "", "choices": ["bb", "c"], "answer": 0}'
