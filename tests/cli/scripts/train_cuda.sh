@@ -102,6 +102,21 @@ ranks 2 run.dir=two $share > two.txt || fail "$(cat two.txt)"
 close "two ranks and one" two.txt log.txt 0.01
 ranks 2 run.dir=two_again $share > two_again.txt
 cmp two/checkpoints/step-00000008/model.safetensors two_again/checkpoints/step-00000008/model.safetensors || fail "two ranks differ between two runs"
+# Experts on two ranks: the loss of one, the same bits twice, checkpoints that one rank reads.
+ranks 1 run.dir=plain run.precision=f32 > plain.txt || fail "$(cat plain.txt)"
+for exchange in flat dense pair; do
+  ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
+  close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
+done
+ranks 2 run.dir=ep parallel.ep=2 $share > ep.txt || fail "$(cat ep.txt)"
+close "experts on two ranks and on one, bf16" ep.txt log.txt 0.01
+ranks 2 run.dir=ep_again parallel.ep=2 $share > ep_again.txt
+for r in 0 1; do
+  cmp ep/checkpoints/step-00000008/model-rank0000$r.safetensors ep_again/checkpoints/step-00000008/model-rank0000$r.safetensors ||
+    fail "experts on two ranks differ between two runs"
+done
+ranks 1 run.dir=ep train.steps=10 > ep_one.txt || fail "$(cat ep_one.txt)"
+grep -q 'continuing from .*step-00000008' ep_one.txt || fail "one rank does not continue the run of two"
 set +e
 ranks 1 run.dir=huge data.sequence_length=4000000 model.max_position_embeddings=4000000 train.micro_batch_size=4 > huge.txt 2>&1
 code=$?
