@@ -264,6 +264,7 @@ class A2aRun {
         {"buffer_factor", o_.buffer_factor},
         {"repeats", o_.repeats},
         {"row_bytes", row_bytes()},
+        {"dispatched_row_bytes", sent_bytes()},
         {"auto", name(choice_.method)},
         {"auto_reason", choice_.reason},
         {"fastest", name(fastest().method)},
