@@ -1,8 +1,12 @@
 #include "apps/assembly.h"
 
+#include <algorithm>
+#include <sstream>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "apps/gpu_choice.h"
 #include "core/config/check.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
@@ -22,6 +26,22 @@ std::string cuda_problem(Device device) {
       "{} ops have no CUDA kernel: {}; use the CPU", missing.size(), fmt::join(missing, ", "));
 }
 
+// A device is the same for whoever sees it, under whatever number; by rank.
+VisibleGpus visible_gpus(Communicator* host) {
+  std::string mine;
+  for (int i = 0; i < cuda::device_count(); ++i)
+    mine += cuda::device_uuid({Device::Kind::cuda, static_cast<std::int16_t>(i)}) + "\n";
+  VisibleGpus all;
+  for (const std::string& text :
+       host != nullptr ? host->all_gather_host(mine) : std::vector<std::string>{mine}) {
+    auto& gpus = all.emplace_back();
+    std::istringstream lines(text);
+    for (std::string uuid; std::getline(lines, uuid);)
+      gpus.push_back(uuid);
+  }
+  return all;
+}
+
 }  // namespace
 
 Device device_from_name(const std::string& name) {
@@ -34,25 +54,22 @@ Device device_from_name(const std::string& name) {
   return device;
 }
 
-Device resolve_device(const config::Config& config, int local_rank, int local_size) {
+Device resolve_device(const config::Config& config, Communicator* host) {
   using Choice = config::DeviceChoice;
   if (config.run.device == Choice::cpu) return kCpu;
-  const int devices = cuda::device_count();
-  if (config.run.device == Choice::automatic && devices == 0) return kCpu;
-  const int ordinal = devices > 0 ? local_rank % devices : 0;
-  const Device device{Device::Kind::cuda, static_cast<std::int16_t>(ordinal)};
+  const VisibleGpus visible = visible_gpus(host);
+  const auto rank = static_cast<std::size_t>(host != nullptr ? host->rank() : 0);
+  if (config.run.device == Choice::automatic && num_different(visible) == 0) return kCpu;
+  const GpuChoice choice = choose_gpus(visible, config.comm.share_gpu);
+  const Device device{Device::Kind::cuda,
+                      static_cast<std::int16_t>(std::max(0, choice.numbers[rank]))};
   if (const std::string problem = cuda_problem(device); !problem.empty()) {
-    if (config.run.device == Choice::automatic) return kCpu;
+    if (config.run.device == Choice::automatic && !visible[rank].empty()) return kCpu;
     throw UsageError("run.device: cuda: " + problem + " (run.device=cpu)");
   }
-  if (local_size > devices && !config.comm.share_gpu) {
-    throw UsageError(fmt::format(
-        "{} ranks were started on this machine, which has {} GPU(s): start one rank per GPU, use "
-        "run.device=cpu, or set comm.share_gpu=true to let ranks take turns on a GPU (slow, for "
-        "tests)",
-        local_size,
-        devices));
-  }
+  const bool all_have_one =
+      std::none_of(choice.numbers.begin(), choice.numbers.end(), [](int n) { return n < 0; });
+  if (!all_have_one) throw UsageError("run.device: cuda: " + gpu_choice_problem(visible, choice));
   cuda::select_device(device);
   return device;
 }
@@ -73,15 +90,21 @@ void check_trainable(const config::Config& config) {
   }
 }
 
-Assembly assemble(const config::Config& config, bool for_training, Device device) {
+Assembly assemble(const config::Config& config,
+                  bool for_training,
+                  Device device,
+                  const MeshPosition& position) {
   check_trainable(config);
   Assembly a;
   a.device = device;
   config::Config types = config;
-  // Nothing updates masters then, and their form in training must not decide where a model can be used.
+  const bool on_gpu = a.device.kind == Device::Kind::cuda;
+  // The form of masters in training must not decide where a model can be used. Where it can be kept it is: split masters
+  // round to bf16 in their own way, and evaluation sees the weights of training.
   if (!for_training) types.optimizer.master = config::MasterWeights::f32;
-  a.precision = precision_of(types, a.device.kind == Device::Kind::cuda);
-  a.params = std::make_unique<ParameterStore>(a.precision);
+  a.precision = precision_of(types, on_gpu);
+  if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
+  a.params = std::make_unique<ParameterStore>(a.precision, position);
   a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
   if (for_training) {
     std::string text;

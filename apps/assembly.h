@@ -21,15 +21,20 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// Throws UsageError when the configuration asks for what cannot be trained.
-Assembly assemble(const config::Config& config, bool for_training, Device device);
+/// `position`: of this rank, which gets its part of the parameters. Throws UsageError when the configuration asks for what
+/// cannot be trained.
+Assembly assemble(const config::Config& config,
+                  bool for_training,
+                  Device device,
+                  const MeshPosition& position = {});
 /// Throws UsageError with everything that the configuration asks for and this version cannot do.
 void check_trainable(const config::Config& config);
 
-/// run.device resolved for a rank, and made the calling thread's device. On GPUs the ranks of a machine take one each, in
-/// order. `auto` is a GPU when one is there that runs this build and every op has a kernel for it. Throws UsageError when
-/// CUDA is asked for and cannot be used, saying why, or when there are more ranks than GPUs without comm.share_gpu.
-Device resolve_device(const config::Config& config, int local_rank = 0, int local_size = 1);
+/// run.device resolved for a rank, and made the calling thread's device. `host`: of all ranks, which then all call it; null:
+/// this process is alone. Every rank takes a GPU of its own among those that its launcher shows it (gpu_choice.h). `auto` is
+/// a GPU when one is there that runs this build and every op has a kernel for it. Throws UsageError when CUDA is asked for
+/// and cannot be used, saying why, or when there is not a GPU for each rank and comm.share_gpu is not set.
+Device resolve_device(const config::Config& config, Communicator* host = nullptr);
 /// "cpu" or "cuda" of a command line, made the calling thread's device. Throws UsageError as resolve_device() does.
 Device device_from_name(const std::string& name);
 DeviceCommOptions device_comm_options(const config::Config& config);

@@ -37,6 +37,14 @@ std::pair<fs::path, std::optional<std::int64_t>> split_step(const std::string& t
   return {text.substr(0, at), step};
 }
 
+// The run's folder is looked for from a checkpoint's own name up: "step-00000008/" and "." end without one.
+fs::path with_name(const fs::path& path) {
+  const fs::path name = path.filename();
+  if (!name.empty() && name != "." && name != "..") return path;
+  const fs::path whole = fs::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
 fs::path of_step(const fs::path& root, std::int64_t step) {
   const fs::path folder = root / folder_name(step);
   if (is_folder(folder)) return folder;
@@ -56,7 +64,14 @@ fs::path checkpoints_in(const fs::path& path) {
 }
 
 fs::path find_checkpoint(const std::string& text) {
-  const auto [path, step] = split_step(text);
+  return find_checkpoint(text, 0);
+}
+
+fs::path find_checkpoint(const std::string& text, std::int64_t wanted) {
+  auto [path, step] = split_step(text);
+  if (wanted != 0 && step && *step != wanted)
+    throw UsageError(fmt::format("--step {}, but {} names step {}", wanted, text, *step));
+  if (wanted != 0) step = wanted;
   if (!is_folder(path)) {
     throw InputError(fmt::format(
         "{} is not a folder; give the run.dir of a training run, or one of its step-… folders",
@@ -65,7 +80,7 @@ fs::path find_checkpoint(const std::string& text) {
   if (is_checkpoint(path)) {
     if (step && read_manifest(path).step != *step)
       throw InputError(fmt::format("{} is not the checkpoint of step {}", path.string(), *step));
-    return path;
+    return with_name(path);
   }
   const fs::path root = checkpoints_in(path);
   if (step) return of_step(root, *step);

@@ -40,9 +40,27 @@ std::string short_time(double seconds) {
   return fmt::format("{:.{}f} s", seconds, seconds < 1 ? 3 : 1);
 }
 
+std::string text_of(std::int64_t step, const std::string& what) {
+  return fmt::format(
+      "the checkpoint of step {} could not be saved: {}. Earlier checkpoints are untouched; the "
+      "same command continues from the newest.",
+      step,
+      what);
+}
+
 }  // namespace
 
-Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)) {}
+Checkpointing::Checkpointing(Parts parts) : parts_(std::move(parts)), shared_(*parts_.host) {}
+
+void Checkpointing::finish_interrupted() const {
+  const config::Config& config = parts_.loaded->config;
+  remove_unfinished(checkpoints_of(config));
+  if (last_saved_ == parts_.trainer->steps_done())
+    apply_retention(checkpoints_of(config),
+                    last_saved_,
+                    config.checkpoint.keep_last,
+                    config.checkpoint.keep_every);
+}
 
 bool Checkpointing::is_new() {
   const std::int64_t step = parts_.trainer->steps_done();
@@ -51,8 +69,31 @@ bool Checkpointing::is_new() {
 
 void Checkpointing::save() {
   if (!is_new()) return;
+  if (is_shared()) return save_together(false);
   if (!parts_.loaded->config.checkpoint.async) return write(false);
   if (is_root()) start_background();
+}
+
+// Every rank holds a copy of what it writes.
+void Checkpointing::save_together(bool must) {
+  if (shared_.is_pending()) {
+    const Watch watch;
+    const std::int64_t step = last_saved_;
+    take_result(shared_.wait(), false);
+    parts_.say(fmt::format(
+        "step {} | save waited {} for the one before", step, short_time(watch.seconds())));
+  }
+  const bool fits =
+      parts_.host->all_reduce_host(std::int64_t{has_memory_for_copy() ? 1 : 0}, ReduceOp::min) == 1;
+  const bool in_background = parts_.loaded->config.checkpoint.async && !must && fits;
+  shared_.start(request(), parts_.trainer->owned_state(), parts_.trainer->stream(), in_background);
+  if (!in_background) take_result(shared_.wait(), must);
+}
+
+void Checkpointing::take_result(const SharedSave::Result& result, bool must) {
+  seconds_ = result.stall + result.seconds;
+  if (!result.error.empty()) return failed({result.step, result.error}, must);
+  report(result.step, result.stall, result.seconds);
 }
 
 // Only rank 0 holds a copy. The other ranks go on at once; the next step's exchange keeps them together.
@@ -60,7 +101,8 @@ void Checkpointing::start_background() {
   if (background_.is_pending()) {
     const Watch watch;
     const bool was_done = background_.is_done();
-    take_result();
+    const auto failure = take_result();
+    if (failure) failed(*failure, false);
     if (!was_done)
       parts_.say(fmt::format(
           "step {} | save waited {} for the one before", last_saved_, short_time(watch.seconds())));
@@ -85,39 +127,61 @@ bool Checkpointing::has_memory_for_copy() {
 }
 
 void Checkpointing::look() {
-  if (background_.is_done()) take_result();
+  if (const auto result = shared_.look()) take_result(*result, false);
+  if (!background_.is_done()) return;
+  if (const auto failure = take_result()) failed(*failure, false);
 }
 
-void Checkpointing::take_result() {
+// Reports the save in the background if it succeeded; else returns what went wrong. What it throws is not about the save.
+std::optional<Checkpointing::Failure> Checkpointing::take_result() {
   const BackgroundSave::Result result = background_.take_result();
   seconds_ = stall_ + result.seconds;
-  if (result.error == nullptr) return report(result.step, stall_, result.seconds);
+  if (result.error == nullptr) {
+    report(result.step, stall_, result.seconds);
+    return std::nullopt;
+  }
   try {
     std::rethrow_exception(result.error);
   } catch (const Error& e) {
-    failed(result.step, e.what(), false);
+    return Failure{result.step, e.what()};
   }
 }
 
-void Checkpointing::failed(std::int64_t step, const std::string& what, bool must) {
-  if (last_saved_ == step) last_saved_ = -1;
-  parts_.event("save_failed", step, {});
-  if (must || parts_.loaded->config.checkpoint.on_error == config::OnSaveError::stop)
-    throw ResourceError(fmt::format(
-        "the checkpoint of step {} could not be saved: {}. Earlier checkpoints are untouched; the "
-        "same command continues from the newest.",
-        step,
-        what));
-  parts_.say(
-      fmt::format("step {} | save failed, training goes on (checkpoint.on_error): {}", step, what));
+// The state of this step is to be saved again.
+void Checkpointing::forget(const Failure& failure) {
+  if (last_saved_ == failure.step) last_saved_ = -1;
+  parts_.event("save_failed", failure.step, {});
+}
+
+void Checkpointing::failed(const Failure& failure, bool must) {
+  const bool stops = must || parts_.loaded->config.checkpoint.on_error == config::OnSaveError::stop;
+  try {
+    forget(failure);
+  } catch (const ResourceError&) {
+    if (!stops) throw;  // else the save's own error, which came first, is the one to show
+  }
+  if (stops) throw ResourceError(text_of(failure.step, failure.what));
+  parts_.say(fmt::format("step {} | save failed, training goes on (checkpoint.on_error): {}",
+                         failure.step,
+                         failure.what));
 }
 
 void Checkpointing::finish() {
+  if (is_shared()) {
+    if (shared_.is_pending()) {
+      try {
+        take_result(shared_.wait(), false);
+      } catch (const ResourceError& e) {  // as below
+        parts_.say(e.what());
+      }
+    }
+    if (is_new()) save_together(true);
+    return;
+  }
   if (is_root() && background_.is_pending()) {
-    try {
-      take_result();
-    } catch (const ResourceError& e) {  // the state saved now is newer than what is missing
-      parts_.say(e.what());
+    if (const auto failure = take_result()) {  // the state saved now is newer than what is missing
+      forget(*failure);
+      parts_.say(text_of(failure->step, failure->what));
     }
   }
   // All ranks must agree whether the last step is still to be saved.
@@ -129,7 +193,8 @@ void Checkpointing::finish() {
 
 void Checkpointing::drain() noexcept {
   try {
-    if (background_.is_pending()) take_result();
+    if (!background_.is_pending()) return;
+    if (const auto failure = take_result()) failed(*failure, false);
   } catch (const std::exception& e) {  // another error is on its way already
     parts_.say(e.what());
   }
@@ -163,7 +228,7 @@ void Checkpointing::write_on_root(bool must) {
                     r.keep_every,
                     trainer.stream());
   } catch (const Error& e) {
-    return failed(r.step, e.what(), must);
+    return failed({r.step, e.what()}, must);
   }
   seconds_ = watch.seconds();
   report(r.step, seconds_, seconds_);
@@ -198,7 +263,7 @@ std::filesystem::path checkpoints_of(const config::Config& config) {
 
 double checkpoint_bytes(const Trainer& trainer) {
   double bytes = 0;
-  for (const StateTensor& t : trainer.state())
+  for (const StateTensor& t : trainer.owned_state())
     bytes += static_cast<double>(t.bytes());
   return bytes;
 }

@@ -3,8 +3,10 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
+#include "apps/shared_save.h"
 #include "comm/communicator.h"
 #include "core/checkpoint/background_save.h"
 #include "core/config/load.h"
@@ -12,7 +14,8 @@
 
 namespace moesaic::apps {
 
-/// When and how a run saves. All ranks call save() and finish() in the same order; rank 0 writes.
+/// When and how a run saves. All ranks call save(), look() and finish() in the same order. Rank 0 writes, or all ranks
+/// together when each of them holds something that others do not.
 class Checkpointing {
  public:
   struct Parts {
@@ -28,6 +31,9 @@ class Checkpointing {
 
   /// The state is on the disk as of the trainer's present step: it was loaded from there.
   void is_saved() noexcept { last_saved_ = parts_.trainer->steps_done(); }
+  /// The last acts of a save that an earlier life did not come to: half folders are removed, and if the state is on the
+  /// disk, checkpoints that are not to be kept. On rank 0, before the first step. Throws ResourceError.
+  void finish_interrupted() const;
   /// Goes into the values of all checkpoints from here on (resume.h).
   void set_origin(std::string origin) { origin_ = std::move(origin); }
   /// The same for the content hash of the data's tokenizer (run_tokenizer.h).
@@ -48,17 +54,26 @@ class Checkpointing {
  private:
   bool is_root() const { return parts_.host->rank() == 0; }
   bool is_new();
+  bool is_shared() const { return parts_.trainer->is_split(); }
+  void save_together(bool must);
+  void take_result(const SharedSave::Result& result, bool must);
   void start_background();
   bool has_memory_for_copy();
   void write(bool must);
   void write_on_root(bool must);
-  void take_result();
-  void failed(std::int64_t step, const std::string& what, bool must);
+  struct Failure {
+    std::int64_t step;
+    std::string what;
+  };
+  std::optional<Failure> take_result();
+  void forget(const Failure& failure);
+  void failed(const Failure& failure, bool must);
   void report(std::int64_t step, double stall, double seconds);
   SaveRequest request() const;
 
   Parts parts_;
   BackgroundSave background_;
+  SharedSave shared_;
   std::string origin_, tokenizer_;
   std::int64_t last_saved_ = -1;
   double stall_ = 0;  // of the save in the background

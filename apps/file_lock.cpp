@@ -4,12 +4,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
 
 namespace moesaic::apps {
@@ -23,6 +25,17 @@ std::string this_process() {
                      ::getpid(),
                      host,
                      job == nullptr ? "" : fmt::format(", Slurm job {:.40}", job));
+}
+
+bool write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(descriptor, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = ENOSPC;
+    if (n <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
 }
 
 }  // namespace
@@ -41,11 +54,10 @@ FileLock::FileLock(const std::filesystem::path& path) {
         n > 0 ? holder : "who is unknown"));
   }
   const std::string id = this_process();
-  if (::ftruncate(descriptor_, 0) != 0 ||
-      ::write(descriptor_, id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
+  if (::ftruncate(descriptor_, 0) != 0 || !write_all(descriptor_, id)) {
     const std::string cause = std::strerror(errno);
     ::close(descriptor_);
-    throw ResourceError(fmt::format("{}: cannot write: {}", path.string(), cause));
+    throw ResourceError(fmt::format("{}: write failed: {}", path.string(), cause));
   }
 }
 
@@ -57,10 +69,11 @@ std::unique_ptr<FileLock> lock_run_dir(const std::filesystem::path& run_dir) {
   std::error_code error;
   if (std::filesystem::exists(run_dir, error) && !std::filesystem::is_directory(run_dir, error))
     throw UsageError(fmt::format("run.dir: {} is not a folder", run_dir.string()));
-  std::filesystem::create_directories(run_dir, error);
-  if (error)
-    throw ResourceError(
-        fmt::format("run.dir: {} could not be made: {}", run_dir.string(), error.message()));
+  try {
+    create_folder(run_dir);
+  } catch (const ResourceError& e) {
+    throw ResourceError(fmt::format("run.dir: {}", e.what()));
+  }
   return std::make_unique<FileLock>(run_dir / ".lock");
 }
 

@@ -2,11 +2,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <vector>
 
-#include "apps/assembly.h"
-#include "core/train/step_memory.h"
+#include "apps/loaded_model.h"
 
 namespace moesaic::apps {
 
@@ -24,7 +22,6 @@ class Generator {
  public:
   /// Loads the weights of `checkpoint`; `average` takes the moving averages (optimizer.ema_decay) in their place.
   Generator(const config::Config& config, const std::filesystem::path& checkpoint, bool average);
-  ~Generator();
 
   /// Logits of the token after `tokens`, in f64.
   std::vector<double> next_logits(const std::vector<std::int32_t>& tokens);
@@ -35,15 +32,8 @@ class Generator {
                 const std::function<bool(std::int32_t)>& on_token);
 
  private:
-  void load(const std::filesystem::path& checkpoint, bool average);
-  void use_window(std::int64_t tokens);
-
-  Assembly assembly_;
-  std::int64_t context_ = 0, window_ = 0;
-  std::unique_ptr<BackendOwner> backend_;
-  std::unique_ptr<Arena> transient_;
-  Buffer slot_, small_;
-  std::unique_ptr<Model::MicroBatch> activations_;
+  std::int64_t context_ = 0;
+  LoadedModel model_;
 };
 
 /// The index drawn from softmax(logits / temperature), a pure function of (options.seed, position).

@@ -59,6 +59,16 @@ int run_before_mpi(const std::function<void()>& prepare) {
   }
 }
 
+int ranks_per_node(const config::Config& config, const RankPlace& place) {
+  if (config.comm.ranks_per_node) return static_cast<int>(*config.comm.ranks_per_node);
+  const int here = place.local_size;
+  const bool fits = place.world.rank() % here == place.local_rank && place.world.size() % here == 0;
+  const auto least = place.world.all_reduce_host(std::int64_t{fits ? here : 0}, ReduceOp::min),
+             most = place.world.all_reduce_host(std::int64_t{here}, ReduceOp::max);
+  // A rank that counts as a node of its own is right for any placement.
+  return least == most ? here : 1;
+}
+
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body) {
   std::optional<MpiEnvironment> started;
   try {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "core/config/config.h"
 
 namespace moesaic::apps {
 
@@ -16,6 +17,10 @@ struct RankPlace {
   int local_size = 1;
   std::string mpi_version = {};  ///< "Open MPI v4.1.4", in the words of the library
 };
+
+/// Consecutive ranks that share a machine: comm.ranks_per_node, or as many as MPI finds; 1 when not all machines have
+/// equally many, or the ranks of one are not consecutive. All ranks call it.
+int ranks_per_node(const config::Config& config, const RankPlace& place);
 
 /// Runs `body` on all ranks of an MPI job and returns its exit code. An error on one rank ends all ranks with that
 /// error's exit code and one message: rank 0's, or another rank's when rank 0 stays silent for two seconds. A launcher

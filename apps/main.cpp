@@ -22,6 +22,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_ckpt,
     moesaic::apps::add_plan,
     moesaic::apps::add_generate,
+    moesaic::apps::add_eval,
     moesaic::apps::add_schema,
     moesaic::apps::add_explain,
     moesaic::apps::add_verify,
@@ -29,6 +30,7 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_doctor,
     moesaic::apps::add_data,
     moesaic::apps::add_report,
+    moesaic::apps::add_selftest,
 };
 
 int code(ExitCode exit_code) {

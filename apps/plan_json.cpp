@@ -4,6 +4,7 @@
 
 #include "apps/plan_report.h"
 #include "core/config/check.h"
+#include "parallel/pipeline/grid.h"
 
 namespace moesaic::apps {
 namespace {
@@ -110,11 +111,65 @@ Json rank_memory(const std::optional<MemoryPlan>& rank) {
           {"total", rank->total()}};
 }
 
+Json pipeline_json(const PipelinePlan& plan) {
+  Json chunks = Json::array(), ranks = Json::array(), phases = Json::array();
+  for (const ChunkPlan& c : plan.chunks)
+    chunks.push_back({{"rank", c.rank},
+                      {"first_layer", c.layers.begin},
+                      {"layers", c.layers.size()},
+                      {"parameters", c.parameters},
+                      {"forward_flops", static_cast<std::int64_t>(c.forward_flops)},
+                      {"slots", c.slots},
+                      {"activation_bytes", json(c.activation_bytes)},
+                      {"sent_snapshots", c.sent_snapshots},
+                      {"sent_bytes", c.sent_bytes},
+                      {"returned_bytes", c.returned_bytes}});
+  for (std::size_t r = 0; r < plan.schedule.ranks.size(); ++r) {
+    ranks.push_back({{"busy", plan.times.busy[r] / plan.times.makespan},
+                     {"kept", plan.slots.per_rank[r]},
+                     {"deferred_weight_gradients", plan.slots.deferred[r]},
+                     {"activation_bytes", json(plan.activation_bytes[r])}});
+  }
+  for (const PipelinePhase& p : plan.phases)
+    phases.push_back({{"begin", p.begin},
+                      {"end", p.end},
+                      {"micro_batches", p.micro_batches},
+                      {"bubble", p.bubble}});
+  const pipeline::Sizes& s = plan.schedule.sizes;
+  return {{"schedule", name(plan.schedule.kind)},
+          {"stages", s.stages},
+          {"chunks_per_stage", s.chunks},
+          {"micro_batches", s.micro_batches},
+          {"bubble", plan.times.bubble_fraction()},
+          {"bubble_of_equal_chunks", plan.unit_bubble},
+          {"chunks", std::move(chunks)},
+          {"ranks", std::move(ranks)},
+          {"phases", std::move(phases)}};
+}
+
+Json action_json(const pipeline::Action& a, const pipeline::Span& span) {
+  Json json{{"work", name(a.work)}, {"start", span.start}, {"end", span.end}};
+  if (!a.is_exchange()) {
+    json["chunk"] = a.chunk;
+    json["micro_batch"] = a.micro_batch;
+    return json;
+  }
+  json["messages"] = Json::array();
+  for (const pipeline::Message& m : a.messages)
+    json["messages"].push_back({{"direction", direction(m)},
+                                {"payload", name(m.payload)},
+                                {"boundary", m.boundary},
+                                {"micro_batch", m.micro_batch},
+                                {"peer", m.peer}});
+  return json;
+}
+
 }  // namespace
 
 std::string plan_json(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank) {
+                      const std::optional<MemoryPlan>& rank,
+                      const std::optional<PipelinePlan>& pipeline) {
   Json notes = Json::array();
   for (const config::Problem& note : config::untrainable(loaded.config))
     notes.push_back({{"key", note.key}, {"message", note.message}});
@@ -131,8 +186,23 @@ std::string plan_json(const config::LoadedConfig& loaded,
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
                  {"rank_memory", rank_memory(rank)},
+                 {"pipeline", pipeline ? pipeline_json(*pipeline) : Json()},
                  {"notes", std::move(notes)}};
   return all.dump(2) + "\n";
+}
+
+std::string schedule_json(const PipelinePlan& plan) {
+  const pipeline::Schedule& schedule = plan.schedule;
+  Json ranks = Json::array();
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
+    Json actions = Json::array();
+    for (std::size_t i = 0; i < schedule.ranks[r].size(); ++i)
+      actions.push_back(action_json(schedule.ranks[r][i], plan.times.spans[r][i]));
+    ranks.push_back(std::move(actions));
+  }
+  Json all = pipeline_json(plan);
+  all["actions"] = std::move(ranks);
+  return all.dump(1) + "\n";
 }
 
 }  // namespace moesaic::apps

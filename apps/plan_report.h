@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/config/load.h"
+#include "core/model/pipeline_plan.h"
 #include "core/model/plan.h"
 #include "core/train/memory_plan.h"
 
@@ -15,14 +16,19 @@ namespace moesaic::apps {
 constexpr std::int64_t kPlannedDocument = 64;
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
 
-/// The tables of `moesaic plan`.
+/// The tables of `moesaic plan`; those of the pipeline where there is one.
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank);
+                      const std::optional<MemoryPlan>& rank,
+                      const std::optional<PipelinePlan>& pipeline);
 
 /// The same as JSON, every count a plain integer, keys in a fixed order.
 std::string plan_json(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank);
+                      const std::optional<MemoryPlan>& rank,
+                      const std::optional<PipelinePlan>& pipeline);
+
+/// Member `pipeline` of that, with every action of the schedule and its times.
+std::string schedule_json(const PipelinePlan& plan);
 
 }  // namespace moesaic::apps

@@ -1,78 +1,20 @@
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "apps/plan_pipeline.h"
 #include "apps/plan_report.h"
+#include "apps/text_table.h"
 #include "core/config/check.h"
 
 namespace moesaic::apps {
 namespace {
 
-/// 2779484478208 -> "2,779,484,478,208".
-std::string grouped(std::int64_t n) {
-  std::string digits = std::to_string(n);
-  for (std::size_t at = digits.size(); at > 3; at -= 3)
-    digits.insert(at - 3, 1, ',');
-  return digits;
-}
-
-std::string binary(std::int64_t bytes) {
-  constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
-    value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
-std::string operations(std::int64_t flops) {
-  constexpr std::array<const char*, 5> kUnits{"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"};
-  double value = static_cast<double>(flops);
-  std::size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit)
-    value /= 1000;
-  return fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
 std::string bytes_or_not(const std::optional<std::int64_t>& bytes) {
   return bytes ? binary(*bytes) : "too large to count";
 }
-
-/// Rows of cells under a heading; columns are as wide as their widest cell. 'l' and 'r' in
-/// `alignment` per column.
-class Table {
- public:
-  Table(std::string alignment, std::vector<std::string> heading)
-      : alignment_(std::move(alignment)) {
-    row(std::move(heading));
-  }
-  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text() const {
-    std::vector<std::size_t> widths(alignment_.size(), 0);
-    for (const auto& cells : rows_) {
-      for (std::size_t i = 0; i < cells.size(); ++i)
-        widths[i] = std::max(widths[i], cells[i].size());
-    }
-    std::string all;
-    for (const auto& cells : rows_) {
-      std::string line;
-      for (std::size_t i = 0; i < cells.size(); ++i) {
-        line += alignment_[i] == 'r' ? fmt::format("  {:>{}}", cells[i], widths[i])
-                                     : fmt::format("  {:<{}}", cells[i], widths[i]);
-      }
-      line.erase(line.find_last_not_of(' ') + 1);
-      all += line + "\n";
-    }
-    return all + "\n";
-  }
-
- private:
-  std::string alignment_;
-  std::vector<std::vector<std::string>> rows_;
-};
 
 bool same(const LayerPlan& a, const LayerPlan& b) {
   return a.attention == b.attention && a.mixer == b.mixer && a.parameters.all == b.parameters.all &&
@@ -84,7 +26,8 @@ std::string range(std::size_t first, std::size_t last) {
 }
 
 std::string layers(const ModelPlan& plan) {
-  Table table("lllrr", {"layers", "attention", "channel mixer", "parameters each", "active each"});
+  TextTable table("lllrr",
+                  {"layers", "attention", "channel mixer", "parameters each", "active each"});
   for (std::size_t first = 0, last; first < plan.layers.size(); first = last + 1) {
     last = first;
     while (last + 1 < plan.layers.size() && same(plan.layers[first], plan.layers[last + 1]))
@@ -114,7 +57,7 @@ std::string kinds(const ModelPlan& plan) {
     it->parameters.all += layer.parameters.all;
     it->parameters.active += layer.parameters.active;
   }
-  Table table("lrrr", {"kind of layer", "layers", "parameters", "active"});
+  TextTable table("lrrr", {"kind of layer", "layers", "parameters", "active"});
   for (const Kind& k : all)
     table.row({k.name,
                std::to_string(k.layers),
@@ -124,7 +67,7 @@ std::string kinds(const ModelPlan& plan) {
 }
 
 std::string parameters(const ModelPlan& plan) {
-  Table table("lrr", {"part", "parameters", "active"});
+  TextTable table("lrr", {"part", "parameters", "active"});
   for (const PartPlan& part : plan.parts)
     table.row({name(part.part), grouped(part.parameters.all), grouped(part.parameters.active)});
   table.row({"total", grouped(plan.model.all), grouped(plan.model.active)});
@@ -135,7 +78,7 @@ std::string parameters(const ModelPlan& plan) {
 }
 
 std::string flops(const ModelPlan& plan) {
-  Table table("lrl", {"part", "forward", "formula"});
+  TextTable table("lrl", {"part", "forward", "formula"});
   for (const FlopsPlan& part : plan.flops)
     table.row({part.part, operations(part.flops), part.formula});
   table.row({"forward", operations(plan.forward_flops), "sum"});
@@ -148,16 +91,16 @@ std::string flops(const ModelPlan& plan) {
 }
 
 std::string memory(const config::Config& config, const ModelPlan& plan) {
-  Table classes("llrrrrrrr",
-                {"optimised by",
-                 "stored as",
-                 "parameters",
-                 "weight",
-                 "master",
-                 "gradient",
-                 "state",
-                 "average",
-                 "bytes each"});
+  TextTable classes("llrrrrrrr",
+                    {"optimised by",
+                     "stored as",
+                     "parameters",
+                     "weight",
+                     "master",
+                     "gradient",
+                     "state",
+                     "average",
+                     "bytes each"});
   for (const ByteClass& c : plan.byte_classes) {
     classes.row({c.optimizer,
                  name(c.stored_as),
@@ -169,7 +112,7 @@ std::string memory(const config::Config& config, const ModelPlan& plan) {
                  std::to_string(c.average),
                  std::to_string(c.per_parameter())});
   }
-  Table totals("lr", {"whole model, before it is split over ranks", ""});
+  TextTable totals("lr", {"whole model, before it is split over ranks", ""});
   const BytesPlan& b = plan.bytes;
   const std::pair<const char*, std::int64_t> rows[] = {
       {"weights", b.weights},
@@ -193,18 +136,18 @@ std::string memory(const config::Config& config, const ModelPlan& plan) {
 }
 
 std::string phases(const ModelPlan& plan) {
-  Table table("rrrrlrrrrrr",
-              {"steps",
-               "until token",
-               "tokens",
-               "batch",
-               "attention",
-               "trained",
-               "frozen",
-               "gradients",
-               "optimizer",
-               "forward/token",
-               "activations"});
+  TextTable table("rrrrlrrrrrr",
+                  {"steps",
+                   "until token",
+                   "tokens",
+                   "batch",
+                   "attention",
+                   "trained",
+                   "frozen",
+                   "gradients",
+                   "optimizer",
+                   "forward/token",
+                   "activations"});
   for (const PhasePlan& p : plan.phases) {
     table.row({fmt::format("{}-{}", p.begin + 1, p.end),
                grouped(p.end_token),
@@ -244,7 +187,8 @@ std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& me
 
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank) {
+                      const std::optional<MemoryPlan>& rank,
+                      const std::optional<PipelinePlan>& pipeline) {
   const config::ModelConfig& model = loaded.config.model;
   std::string text = fmt::format("{}: {}, {} layers, hidden {}, vocabulary {}\n\n",
                                  loaded.path,
@@ -255,6 +199,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
   if (rank) text += rank_memory(loaded, *rank);
+  if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";
   return text + "no problems found\n";

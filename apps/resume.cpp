@@ -7,9 +7,11 @@
 
 #include "apps/checkpoint_path.h"
 #include "apps/checkpointing.h"
+#include "apps/finished_mark.h"
+#include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
-#include "core/checkpoint/checkpoint.h"
 #include "core/base/durable_file.h"
+#include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
 #include "core/config/on_resume.h"
 
@@ -161,12 +163,15 @@ void refuse_or_report(const ResumeParts& parts,
     }
     return;
   }
-  const auto tensors = checkpoint_differences(checkpoint, parts.trainer->state(), true);
-  constexpr std::size_t kShown = 20;
-  for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
-    refused += "\n  " + tensors[i];
-  if (tensors.size() > kShown)
-    refused += fmt::format("\n  and {} more tensors", tensors.size() - kShown);
+  if (parts.trainer != nullptr) {
+    const auto tensors =
+        checkpoint_differences(checkpoint, parts.trainer->state_of_all_ranks(), true);
+    constexpr std::size_t kShown = 20;
+    for (std::size_t i = 0; i < std::min(tensors.size(), kShown); ++i)
+      refused += "\n  " + tensors[i];
+    if (tensors.size() > kShown)
+      refused += fmt::format("\n  and {} more tensors", tensors.size() - kShown);
+  }
   throw UsageError(fmt::format(
       "{} cannot be continued with these changes; set the keys back, or start anew in another "
       "run.dir:{}",
@@ -181,7 +186,8 @@ std::string load_tensors(const ResumeParts& parts,
   std::string damage;
   Trainer& trainer = *parts.trainer;
   try {
-    values = load_checkpoint(checkpoint, trainer.state(), true, trainer.stream());
+    // The tensors of all ranks were compared with the manifest; a rank reads the files of its own.
+    values = load_checkpoint(checkpoint, trainer.state(), !trainer.is_split(), trainer.stream());
   } catch (const InputError& e) {
     if (!parts.choice.fallback) throw;
     damage = e.what();
@@ -270,13 +276,14 @@ Continued continue_run(const ResumeParts& parts) {
                       own.string(),
                       target.folder.filename().string()));
     }
+    require_seen_by_all(*parts.host, target.folder, "run.dir (or the folder of --resume)");
     Continued result{.yes = true, .origin = target.origin};
     result.changes =
         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
     refuse_or_report(parts, target.folder, result.changes);
     require_same_tokenizer(target.folder, parts.tokenizer);
     if (const auto differences =
-            checkpoint_differences(target.folder, parts.trainer->state(), true);
+            checkpoint_differences(target.folder, parts.trainer->state_of_all_ranks(), true);
         !differences.empty())
       throw UsageError(misfit_text(target.folder, differences));
     StateValues values;
@@ -296,11 +303,38 @@ Continued continue_run(const ResumeParts& parts) {
   }
 }
 
+fs::path finished_checkpoint(const ResumeParts& parts) {
+  const config::Config& config = parts.loaded->config;
+  std::string folder;
+  std::vector<std::string> said;  // for continue_run() to say, if there is something to continue
+  if (parts.host->rank() == 0 && parts.choice.kind != ResumeChoice::Kind::never &&
+      is_marked_finished(config.run.dir, config.train.steps)) {
+    ResumeParts quiet = parts;
+    quiet.say = [&said](const std::string& line) { said.push_back(line); };
+    const Target target = Chooser(quiet).choose({});
+    std::error_code error;
+    if (!target.folder.empty() && target.newer.empty() && target.damaged.empty() &&
+        fs::equivalent(target.folder.parent_path(), checkpoints_of(config), error) &&
+        read_manifest(target.folder).step == config.train.steps)
+      folder = target.folder.string();
+  }
+  parts.host->broadcast_host(folder, 0);
+  if (folder.empty()) return {};
+  for (const std::string& line : said)
+    parts.say(line);
+  refuse_or_report(
+      parts,
+      folder,
+      config_changes(checkpoint_config(folder), config::effective_yaml(*parts.loaded)));
+  return folder;
+}
+
 void load_start_weights(const ResumeParts& parts) {
   Target target;
   if (parts.host->rank() == 0)
     target.folder = find_checkpoint(*parts.loaded->config.checkpoint.load_weights);
   share(parts, target);
+  require_seen_by_all(*parts.host, target.folder, "checkpoint.load_weights");
   Trainer& trainer = *parts.trainer;
   const auto weights = trainer.weights();
   if (const auto differences = checkpoint_differences(target.folder, weights, false);

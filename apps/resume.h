@@ -27,7 +27,7 @@ struct ResumeParts {
   ResumeChoice choice;
   std::string tokenizer;  ///< content hash of the data's tokenizer, or kUnknownTokenizer
   Communicator* host = nullptr;
-  Trainer* trainer = nullptr;
+  Trainer* trainer = nullptr;                   ///< null for finished_checkpoint()
   std::function<void(const std::string&)> say;  ///< a line of the log, on rank 0
 };
 
@@ -42,6 +42,11 @@ struct Continued {
 /// configuration cannot continue it, InputError when it is damaged or there must be one. Nothing is written before all
 /// is well; then, on rank 0, checkpoints that the run leaves behind get other names.
 Continued continue_run(const ResumeParts& parts);
+
+/// Whether the run that would be continued came to its end in an earlier life: its checkpoint of train.steps, or an empty
+/// path. Needs no trainer and no data, so that a job array's last elements cost nothing. All ranks call it; rank 0 holds
+/// the folder's lock if the mark is there (finished_mark.h). Throws UsageError as continue_run() does for changed keys.
+std::filesystem::path finished_checkpoint(const ResumeParts& parts);
 
 /// checkpoint.load_weights: the weights of another run's checkpoint, and nothing else. All ranks call it. Throws
 /// UsageError listing the tensors and keys when that was another model.

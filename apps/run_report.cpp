@@ -74,6 +74,7 @@ void RunReport::open_files(const RunFacts& facts) {
 }
 
 void RunReport::begin(const RunFacts& facts) {
+  begun_ = true;
   device_ = facts.assembly.device;
   const RunHeader header = run_header(facts);
   for (const PhasePlan& phase : make_plan(config()).phases)
@@ -198,18 +199,18 @@ void RunReport::closing_comparison(double loss, const data::TokenSource& valid) 
                   loss / bigram));
 }
 
-std::string RunReport::summary(std::int64_t last_step) const {
+std::string RunReport::summary(const RunEnd& end) const {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
   std::string text = fmt::format("summary    {}", format_duration(since.count()));
   if (life_.steps > 0) {
     text += fmt::format(" | steps {} to {}, {} of them skipped | loss {:.4f} -> {:.4f}",
                         life_.first_step,
-                        last_step,
+                        end.step,
                         life_.skipped,
                         life_.first_loss,
                         life_.last_loss);
   } else {
-    text += " | no step was left to do";
+    text += end.exit_code == 0 ? " | no step was left to do" : " | no step was done";
   }
   if (life_.eval_loss) text += fmt::format(" | last eval loss {:.4f}", *life_.eval_loss);
   if (life_.seconds > 0) {
@@ -223,7 +224,7 @@ std::string RunReport::summary(std::int64_t last_step) const {
 }
 
 void RunReport::end(const RunEnd& end) {
-  if (host_.rank() == 0) line(summary(end.step));
+  if (begun_ && host_.rank() == 0) line(summary(end));
   sinks_.on_end(end);
 }
 

@@ -39,12 +39,13 @@ class RunReport {
   void open_files(const RunFacts& facts);
   void measure_memory();
   StepRecord record_of(const StepStats& stats, const Trainer& trainer);
-  std::string summary(std::int64_t last_step) const;
+  std::string summary(const RunEnd& end) const;
 
   const config::LoadedConfig& loaded_;
   Communicator& host_;
   RunSinks sinks_;
   Console* console_ = nullptr;  // one of them; rank 0
+  bool begun_ = false;          // a run that is refused has no summary
   Device device_;
   std::optional<std::int64_t> device_bytes_, host_bytes_;  // of the rank with most, when last asked
   struct Life {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
 #include "core/checkpoint/manifest.h"
 
@@ -96,15 +97,11 @@ void keep_tokenizer(const config::Config& config) {
   if (!config.data.tokenizer) return;
   const fs::path folder = copy_of_run(config.run.dir);
   for (const auto& [file, name] : tokenizer::tokenizer_files(existing_spec(config))) {
-    const fs::path copy = folder / name, part = copy.string() + ".tmp";
+    const fs::path copy = folder / name;
     std::error_code error;
     if (fs::equivalent(file, copy, error)) continue;
-    fs::create_directories(folder, error);
-    if (!error) fs::copy_file(file, part, fs::copy_options::overwrite_existing, error);
-    if (!error) fs::rename(part, copy, error);
-    if (error)
-      throw ResourceError(
-          fmt::format("{}: could not be written: {}", copy.string(), error.message()));
+    create_folder(folder);
+    replace_file(copy, MappedFile(file, MappedFile::Links::follow).text());
   }
 }
 
@@ -122,9 +119,9 @@ void require_same_tokenizer(const fs::path& checkpoint, const std::string& hash)
       kFolder));
 }
 
-std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpoint,
-                                                         const config::Config& config,
-                                                         const std::string& given) {
+std::shared_ptr<const Tokenizer> known_tokenizer_of_checkpoint(const fs::path& checkpoint,
+                                                               const config::Config& config,
+                                                               const std::string& given) {
   const std::string saved = saved_hash(checkpoint);
   const fs::path copy = copy_of_run(fs::absolute(checkpoint).parent_path().parent_path());
   std::string spec = given;
@@ -132,12 +129,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpo
   if (spec.empty() && fs::is_directory(copy)) spec = copy.string();
   if (spec.empty() && config.data.tokenizer) spec = *config.data.tokenizer;
   if (spec.empty() && saved.empty()) spec = "bytes";
-  if (spec.empty())
-    throw UsageError(
-        fmt::format("{} was trained on token files, and does not know their tokenizer; name it "
-                    "with --tokenizer "
-                    "(and set data.tokenizer when training)",
-                    checkpoint.string()));
+  if (spec.empty()) return nullptr;
   auto tokenizer = tokenizer::open_tokenizer(spec);
   require_vocabulary(*tokenizer, config);
   if (!saved.empty() && saved != kUnknownTokenizer && saved != tokenizer->content_hash())
@@ -147,6 +139,19 @@ std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpo
         saved,
         spec,
         tokenizer->content_hash()));
+  return tokenizer;
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of_checkpoint(const fs::path& checkpoint,
+                                                         const config::Config& config,
+                                                         const std::string& given) {
+  auto tokenizer = known_tokenizer_of_checkpoint(checkpoint, config, given);
+  if (!tokenizer)
+    throw UsageError(
+        fmt::format("{} was trained on token files, and does not know their tokenizer; name it "
+                    "with --tokenizer "
+                    "(and set data.tokenizer when training)",
+                    checkpoint.string()));
   return tokenizer;
 }
 

@@ -33,7 +33,13 @@ void keep_tokenizer(const config::Config& config);
 void require_same_tokenizer(const std::filesystem::path& checkpoint, const std::string& hash);
 
 /// The tokenizer that a checkpoint was trained with: `given` (--tokenizer; may be empty), else the copy in its run's folder, else
-/// data.tokenizer, else bytes. Throws UsageError when it is not the one of the checkpoint, or nobody knows.
+/// data.tokenizer, else bytes; null when nobody knows. Throws UsageError when it is not the one of the checkpoint.
+std::shared_ptr<const tokenizer::Tokenizer> known_tokenizer_of_checkpoint(
+    const std::filesystem::path& checkpoint,
+    const config::Config& config,
+    const std::string& given);
+
+/// The same. Throws UsageError when nobody knows.
 std::shared_ptr<const tokenizer::Tokenizer> tokenizer_of_checkpoint(
     const std::filesystem::path& checkpoint,
     const config::Config& config,

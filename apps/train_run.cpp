@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
 #include <fmt/format.h>
 
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
+#include "apps/finished_mark.h"
+#include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
 #include "comm/device_communicator.h"
+#include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
@@ -20,13 +22,6 @@ namespace moesaic::apps {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw ResourceError(fmt::format("{}: could not be written", path.string()));
-}
 
 }  // namespace
 
@@ -43,7 +38,7 @@ TrainRun::~TrainRun() = default;
 
 void TrainRun::prepare() {
   check_trainable(config());
-  const Device device = resolve_device(config(), place_.local_rank, place_.local_size);
+  const Device device = resolve_device(config(), &host_);
   if (place_.local_size > 1) {
     const std::string warning =
         doctor::shared_memory_warning(place_.local_size, device.kind == Device::Kind::cuda);
@@ -54,6 +49,7 @@ void TrainRun::prepare() {
   if (!config().data.valid.empty()) valid_ = open_tokens(config().data.valid, config(), configured);
   std::vector<const data::TokenSource*> sources = train_.sources();
   if (valid_) sources.push_back(valid_.get());
+  require_same_data(host_, sources);
   const auto tokenizer = tokenizer_of_data(configured, sources);
   tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
   if (device.kind == Device::Kind::cuda) {
@@ -67,10 +63,13 @@ void TrainRun::prepare() {
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
   }
-  assembly_ = assemble(config(), true, device);
+  mesh_ = std::make_unique<Mesh>(mesh_config(config().parallel),
+                                 device_world_ ? *device_world_ : host_);
+  assembly_ = assemble(config(), true, device, mesh_->position());
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
-                     .world = device_world_ ? device_world_.get() : &host_,
+                     .mesh = mesh_.get(),
+                     .ranks_per_node = ranks_per_node(config(), place_),
                      .params = assembly_.params.get(),
                      .model = assembly_.model.get(),
                      .optimizer = assembly_.optimizer.get(),
@@ -102,10 +101,11 @@ void TrainRun::check_memory() const {
 // After resuming was settled: a run that is refused leaves the folder as it was.
 void TrainRun::open_run_dir() {
   if (is_root()) {
-    write_text(std::filesystem::path(config().run.dir) / "config.yaml",
-               config::effective_yaml(loaded_));
+    remove_finished_mark(config().run.dir);
+    replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
+                 config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    remove_unfinished(checkpoints_of(config()));  // a run with nothing left to do saves no more
+    checkpointing_->finish_interrupted();
   }
   host_.barrier();
 }
@@ -226,21 +226,52 @@ std::vector<ConfigChange> TrainRun::load_state() {
   return continued.changes;
 }
 
+// On a disk that takes no more this fails as well; what ended the run is the error to show.
+void TrainRun::report_failure(const Error& error) {
+  try {
+    report_.end({trainer_->steps_done(), static_cast<int>(error.exit_code()), error.what(), ""});
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
 // An error ends the run's records, too.
 int TrainRun::execute() {
   try {
     return run();
   } catch (const Error& e) {
-    if (trainer_)
-      report_.end({trainer_->steps_done(), static_cast<int>(e.exit_code()), e.what(), ""});
+    if (trainer_) report_failure(e);
     throw;
   }
 }
 
+void TrainRun::take_lock() {
+  if (is_root() && !lock_) lock_ = lock_run_dir(config().run.dir);
+}
+
+// A run that another life brought to its end is not built again; the last elements of a job array are such starts.
+bool TrainRun::was_finished_before() {
+  // Where there is no mark the folder stays as it is until the configuration and the data have been found good.
+  if (is_root() && is_marked_finished(config().run.dir, config().train.steps)) take_lock();
+  const std::filesystem::path checkpoint =
+      finished_checkpoint({.loaded = &loaded_,
+                           .choice = resume_,
+                           .host = &host_,
+                           .say = [this](const std::string& line) { report_.line(line); }});
+  if (checkpoint.empty()) return false;
+  report_.line(
+      fmt::format("finished   step {} of {} was done before, nothing is left to do ({}); raise "
+                  "train.steps to train on",
+                  config().train.steps,
+                  config().train.steps,
+                  checkpoint.string()));
+  return true;
+}
+
 int TrainRun::run() {
+  if (was_finished_before()) return 0;
   prepare();
   mark_ranges();
-  if (is_root()) lock_ = lock_run_dir(config().run.dir);
+  take_lock();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
   open_run_dir();
@@ -287,7 +318,16 @@ int TrainRun::train() {
         bad,
         train.steps - bad));
   }
-  if (config().checkpoint.save_at_end) checkpointing_->finish();
+  finish();
+  return 0;
+}
+
+void TrainRun::finish() {
+  if (config().checkpoint.save_at_end) {
+    checkpointing_->finish();
+  } else {
+    checkpointing_->drain();
+  }
   report_data_use();
   if (valid_) report_.closing_comparison(evaluate(true), *valid_);
   report_.end({trainer_->steps_done(),
@@ -295,10 +335,15 @@ int TrainRun::train() {
                "finished",
                fmt::format("finished   step {} of {} | {} tokens | {} skipped step(s)",
                            trainer_->steps_done(),
-                           train.steps,
+                           config().train.steps,
                            trainer_->tokens_seen(),
                            trainer_->skipped_steps())});
-  return 0;
+  if (!is_root()) return;
+  try {
+    mark_finished(config().run.dir, trainer_->steps_done());
+  } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
+    report_.line(fmt::format("warning    {}", e.what()));
+  }
 }
 
 void TrainRun::look_at_saves() {
@@ -355,6 +400,7 @@ int run_training(const std::function<config::LoadedConfig()>& load,
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(console, this_terminal());
   return run_ranks(options, [&](const RankPlace& place) {
+    require_same_start(place.world, loaded, resume + (fallback ? " --fallback" : ""));
     TrainRun run(loaded, choice, place, style);
     return run.execute();
   });

@@ -35,6 +35,8 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
+  bool was_finished_before();
+  void take_lock();
   void prepare();
   void check_memory() const;
   void prepare_saving();
@@ -47,10 +49,12 @@ class TrainRun {
   std::optional<StepStats> next_step(StopReason& stop);
   std::optional<StepStats> traced_step(std::int64_t& stop_wish);
   int stop_early(StopReason reason);
+  void finish();
   void refuse_bad_numbers() const;
   void look_at_saves();
   double evaluate(bool whole);
   void open_run_dir();
+  void report_failure(const Error& error);
   void report_data_use();
 
   const config::LoadedConfig& loaded_;
@@ -61,6 +65,7 @@ class TrainRun {
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
+  std::unique_ptr<Mesh> mesh_;
   Assembly assembly_;
   data::Blend train_;
   std::shared_ptr<const data::TokenSource> valid_;

@@ -22,6 +22,7 @@ using AddVerb = void (*)(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 void add_schema(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
@@ -31,6 +32,7 @@ void add_bench(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_selftest(CLI::App& app, Action& action);
 
 /// The arguments of every verb that reads a configuration: CONFIG and any number of a.b=c, for
 /// config::load_config.

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -55,10 +56,27 @@ void append(Findings& to, const Findings& more) {
   to.insert(to.end(), more.begin(), more.end());
 }
 
+// The GPUs that each rank sees. All ranks call it.
+GpusOfRanks gpus_of_ranks(const CudaFacts& cuda, Communicator& world) {
+  std::string mine = host_name();
+  for (const GpuFacts& gpu : cuda.gpus)
+    mine += "\n" + gpu.uuid;
+  GpusOfRanks all;
+  for (const std::string& text : world.all_gather_host(mine)) {
+    std::istringstream lines(text);
+    std::string line;
+    std::getline(lines, line);
+    all.hosts.push_back(line);
+    auto& gpus = all.visible.emplace_back();
+    while (std::getline(lines, line))
+      gpus.push_back(line);
+  }
+  return all;
+}
+
 // What a process finds; things of the whole machine are looked at by its first rank.
-Findings examine(const LaunchFacts& launch, const Wishes& wishes) {
+Findings examine(const LaunchFacts& launch, const CudaFacts& cuda, const Wishes& wishes) {
   const ProcessFacts process = read_process(wishes.threads);
-  const CudaFacts cuda = read_cuda(wishes.wants_cuda);
   Findings findings = judge_launch(launch, process);
   append(findings, judge_process(process, launch));
   append(findings, judge_cuda(cuda, launch));
@@ -90,14 +108,17 @@ int run_doctor(const DoctorArguments& arguments) {
     // MPI would end this process, or leave it alone; the rest can be said without.
     const int result = static_cast<int>(ExitCode::usage);
     if (launcher_rank() != 0) return result;
-    return report({{host_name(), examine(launch, wishes)}}, arguments.json);
+    return report({{host_name(), examine(launch, read_cuda(wishes.wants_cuda), wishes)}},
+                  arguments.json);
   }
   return run_ranks({}, [&](const RankPlace& place) {
     launch.rank = place.world.rank();
     launch.size = place.world.size();
     launch.local_rank = place.local_rank;
     launch.local_size = place.local_size;
-    RankFindings mine{host_name(), examine(launch, wishes)};
+    const CudaFacts cuda = read_cuda(wishes.wants_cuda);
+    RankFindings mine{host_name(), examine(launch, cuda, wishes)};
+    append(mine.findings, judge_gpus_of_ranks(gpus_of_ranks(cuda, place.world), wishes.wants_cuda));
     if (launch.size > 1)
       append(mine.findings, judge_clock(measure_clock(place.world), launch.rank));
     std::vector<RankFindings> all;

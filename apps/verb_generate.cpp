@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "apps/checkpoint_path.h"
 #include "apps/generator.h"
 #include "apps/run_tokenizer.h"
 #include "apps/verb.h"
@@ -25,33 +26,8 @@ struct GenerateArguments {
   std::string tokenizer;
 };
 
-std::filesystem::path find_checkpoint(const GenerateArguments& arguments) {
-  const std::filesystem::path run(arguments.run);
-  if (!std::filesystem::is_directory(run))
-    throw InputError(fmt::format(
-        "{} is not a folder; give the run.dir of a training run, or one of its step-… folders",
-        arguments.run));
-  if (std::filesystem::exists(run / "manifest.json")) return run;  // a checkpoint itself
-  const auto root = run / "checkpoints";
-  if (arguments.step == 0) {
-    if (const auto latest = latest_checkpoint(root)) return latest->path;
-    throw InputError(fmt::format(
-        "{} holds no complete checkpoint; give the run.dir of a training run, or a step-… folder",
-        root.string()));
-  }
-  std::string known;
-  for (const auto& info : list_checkpoints(root)) {
-    if (info.step == arguments.step) return info.path;
-    known += fmt::format(" {}", info.step);
-  }
-  throw InputError(fmt::format("{} holds no checkpoint of step {}; there are:{}",
-                               root.string(),
-                               arguments.step,
-                               known.empty() ? " none" : known));
-}
-
 int generate(const GenerateArguments& arguments) {
-  const auto checkpoint = find_checkpoint(arguments);
+  const auto checkpoint = find_checkpoint(arguments.run, arguments.step);
   const auto loaded = config::load_config_text(
       checkpoint_config(checkpoint), (checkpoint / "manifest.json").string() + " (config)");
   if (arguments.average && !loaded.config.optimizer.ema_decay)
@@ -78,7 +54,7 @@ int generate(const GenerateArguments& arguments) {
 void add_generate(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand("generate", "Continue a text with a trained model");
   const auto a = std::make_shared<GenerateArguments>();
-  verb->add_option("RUN", a->run, "run.dir of a training run, or one of its checkpoints")
+  verb->add_option("RUN", a->run, "run.dir of a training run, or one of its checkpoints (RUN@STEP)")
       ->required();
   verb->add_option("--prompt", a->prompt, "Text to continue")->capture_default_str();
   verb->add_option("--max-new-tokens", a->max_new_tokens, "Stop after this many tokens")

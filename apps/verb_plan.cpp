@@ -1,14 +1,19 @@
 #include <iostream>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/plan_pipeline.h"
 #include "apps/plan_report.h"
 #include "apps/verb.h"
 #include "core/config/check.h"
 #include "core/config/load.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/model/plan.h"
 #include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
@@ -20,6 +25,7 @@ struct PlanArguments {
   ConfigArguments config;
   bool json = false;
   bool effective = false;
+  std::optional<ScheduleForm> schedule;
 };
 
 int plan(const PlanArguments& arguments) {
@@ -27,16 +33,25 @@ int plan(const PlanArguments& arguments) {
       config::load_config(arguments.config.path, arguments.config.overrides);
   const ModelPlan result = make_plan(loaded.config);
   std::vector<config::Problem> problems;
-  for (const config::Finding& finding : result.findings)
-    problems.push_back(config::located(loaded, finding));
+  for (const auto& findings : {result.findings, pipeline_findings(loaded.config)}) {
+    for (const config::Finding& finding : findings)
+      problems.push_back(config::located(loaded, finding));
+  }
   if (!problems.empty()) throw config::ConfigError(problems);
   if (arguments.effective) {
     std::cout << config::effective_yaml(loaded);
-  } else {
-    const auto rank = plan_rank_memory(loaded.config);
-    std::cout << (arguments.json ? plan_json(loaded, result, rank)
-                                 : plan_text(loaded, result, rank));
+    return 0;
   }
+  const auto pipeline = make_pipeline_plan(loaded.config, result);
+  if (arguments.schedule) {
+    if (!pipeline)
+      throw UsageError("--schedule: parallel.pp is 1, so there is no pipeline; try parallel.pp=4");
+    std::cout << schedule_text(*pipeline, *arguments.schedule);
+    return 0;
+  }
+  const auto rank = plan_rank_memory(loaded.config);
+  std::cout << (arguments.json ? plan_json(loaded, result, rank, pipeline)
+                               : plan_text(loaded, result, rank, pipeline));
   return 0;
 }
 
@@ -65,9 +80,19 @@ void add_plan(CLI::App& app, Action& action) {
                  arguments->effective,
                  "Print every key with its value and where it came from instead")
       ->excludes(json);
+  const std::map<std::string, ScheduleForm> forms{
+      {"grid", ScheduleForm::grid}, {"csv", ScheduleForm::csv}, {"json", ScheduleForm::json}};
+  verb->add_option("--schedule",
+                   arguments->schedule,
+                   "Print the whole pipeline schedule instead (parallel.pp above 1): grid, csv or "
+                   "json")
+      ->transform(CLI::CheckedTransformer(forms).description(""))
+      ->excludes(json)
+      ->excludes("--effective");
   verb->footer(
       "Example:\n"
-      "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n");
+      "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n"
+      "  moesaic plan configs/kimi_k3.yaml parallel.pp=8 parallel.schedule=zero_bubble\n");
   verb->callback([&action, arguments] { action = [arguments] { return plan(*arguments); }; });
 }
 

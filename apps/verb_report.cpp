@@ -11,6 +11,7 @@
 #include "apps/report/page.h"
 #include "apps/report/read_run.h"
 #include "apps/verb.h"
+#include "core/base/durable_file.h"
 
 namespace moesaic::apps {
 namespace {
@@ -27,7 +28,7 @@ int write_report(const ReportArguments& arguments) {
   report::name_runs(runs);
   const std::filesystem::path out = arguments.out.empty() ? runs.front().path / "report.html"
                                                           : std::filesystem::path(arguments.out);
-  report::write_text(out, report::html_page(runs));
+  replace_file(out, report::html_page(runs));
   std::cout << report::text_summary(runs);
   if (!arguments.csv.empty()) {
     for (const auto& path : report::write_csv(runs, arguments.csv))

@@ -1,6 +1,6 @@
 # add_layer(NAME FOLDER f [USES layer…] [LIBS target…])
 #
-# A static library of all sources directly in FOLDER and in its folders cpu/, cuda/ (backends), sinks/ and dispatch/. Its include root is a
+# A static library of all sources directly in FOLDER and in its folders cpu/, cuda/ (backends), sinks/, pipeline/ and dispatch/. Its include root is a
 # build-tree folder that holds one link to FOLDER and nothing else, so an #include of a layer that is not in USES does
 # not compile. LIBS are private: no header of a layer shows a third-party header to the layers above.
 # CUDA_OR_ABSENT in LIBS: with CUDA the sources in cuda/ are compiled and the toolkit is linked, without it
@@ -15,7 +15,7 @@ function(add_layer name)
     file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${L_FOLDER} ${root}/${L_FOLDER} SYMBOLIC)
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${L_FOLDER}/*.cpp ${L_FOLDER}/cpu/*.cpp ${L_FOLDER}/sinks/*.cpp
-       ${L_FOLDER}/dispatch/*.cpp)
+       ${L_FOLDER}/pipeline/*.cpp ${L_FOLDER}/dispatch/*.cpp)
   file(GLOB absent CONFIGURE_DEPENDS ${L_FOLDER}/*_absent.cpp)
   set(uses_cuda OFF)
   foreach(library CUDA NCCL)

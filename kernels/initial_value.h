@@ -6,6 +6,17 @@
 
 namespace moesaic::random_math {
 
+/// The index in the whole tensor of element i of y.
+MOESAIC_HOST_DEVICE static inline std::uint64_t whole_index(const InitialValues::Index& y,
+                                                            std::uint64_t i) noexcept {
+  std::uint64_t at = y.first;
+  for (int d = 0; d + 1 < y.rank; ++d) {
+    at += i % y.extent[d] * y.stride[d];
+    i /= y.extent[d];
+  }
+  return at + i * y.stride[y.rank - 1];
+}
+
 MOESAIC_HOST_DEVICE static inline double initial_value(
     InitialKind kind, double a, double b, std::uint64_t key, std::uint64_t index) noexcept {
   switch (kind) {

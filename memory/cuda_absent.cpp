@@ -24,6 +24,9 @@ std::string device_name(Device) {
 DeviceFacts device_facts(Device) {
   absent();
 }
+std::string device_uuid(Device) {
+  absent();
+}
 int driver_version() noexcept {
   return 0;
 }

@@ -24,8 +24,11 @@ struct DeviceFacts {
   int major = 0, minor = 0;  ///< compute capability
   bool ecc = false;
   int clock_mhz = 0, memory_clock_mhz = 0;
+  std::string uuid;  ///< "GPU-5f3a1c2e-…": the same whoever sees the device, under whatever number
 };
 DeviceFacts device_facts(Device device);
+/// DeviceFacts::uuid alone.
+std::string device_uuid(Device device);
 /// The newest CUDA that the driver supports, and the one that this program was built with: 12040 is 12.4, 0 is none.
 int driver_version() noexcept;
 int runtime_version() noexcept;

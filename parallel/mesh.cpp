@@ -35,7 +35,8 @@ int data_parallel_degree(const MeshConfig& c, int world_size) {
   if (c.dp == 0 && divides) return static_cast<int>(world_size / others);
   if (c.dp > 0 && others * c.dp == world_size) return c.dp;
   const std::string advice =
-      divides ? fmt::format("with this pp, cp and tp, dp must be {}", world_size / others)
+      divides ? fmt::format("with this pp, cp and tp, parallel.dp must be {}, or left out",
+                            world_size / others)
               : fmt::format("pp x cp x tp = {} does not divide {}; nearest numbers of ranks: {}",
                             others,
                             world_size,
@@ -146,6 +147,13 @@ std::vector<std::vector<int>> MeshLayout::groups(std::span<const Axis> axes) con
   return result;
 }
 
+std::vector<int> MeshLayout::group_of(std::span<const Axis> axes, int world_rank) const {
+  for (auto& group : groups(axes)) {
+    if (std::binary_search(group.begin(), group.end(), world_rank)) return std::move(group);
+  }
+  throw InternalError("a rank without a group");
+}
+
 std::string MeshLayout::table() const {
   constexpr std::size_t kShown = 8;
   std::string text = fmt::format(
@@ -177,15 +185,21 @@ std::string MeshLayout::table() const {
   return text;
 }
 
+bool MeshPosition::same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const {
+  if (!layout_ || a == b) return true;
+  return layout_->group_of(a, rank_) == layout_->group_of(b, rank_);
+}
+
 struct Mesh::Impl {
   using Partition = std::vector<std::vector<int>>;
 
-  Impl(const MeshConfig& config, Communicator& w) : layout(config, w.size()), world(w) {}
+  Impl(const MeshConfig& config, Communicator& w)
+      : layout(std::make_shared<MeshLayout>(config, w.size())), world(w) {}
 
   void make(const AxisList& axes) {
     const std::set<Axis> key(axes.begin(), axes.end());
     if (groups.count(key) > 0) return;
-    const Partition partition = layout.groups(axes);
+    const Partition partition = layout->groups(axes);
     std::size_t color = 0;
     while (!std::binary_search(partition[color].begin(), partition[color].end(), world.rank()))
       ++color;
@@ -206,7 +220,7 @@ struct Mesh::Impl {
     return comm.get();
   }
 
-  MeshLayout layout;
+  std::shared_ptr<const MeshLayout> layout;
   Communicator& world;
   std::map<Partition, std::unique_ptr<Communicator>> communicators;
   std::map<std::set<Axis>, ProcessGroup> groups;
@@ -218,13 +232,19 @@ Mesh::Mesh(const MeshConfig& config, Communicator& world, const std::vector<Axis
     impl_->make({static_cast<Axis>(i)});
   impl_->make({Axis::dp, Axis::cp});
   impl_->make({Axis::dp, Axis::cp, Axis::tp});
+  impl_->make({Axis::edp, Axis::ep, Axis::etp});
+  impl_->make({Axis::edp, Axis::etp});
+  impl_->make({Axis::edp, Axis::ep});
   for (const auto& axes : more_groups)
     impl_->make(axes);
 }
 Mesh::~Mesh() = default;
 
 const MeshLayout& Mesh::layout() const noexcept {
-  return impl_->layout;
+  return *impl_->layout;
+}
+MeshPosition Mesh::position() const {
+  return {impl_->layout, rank()};
 }
 Communicator& Mesh::world() const noexcept {
   return impl_->world;

@@ -39,12 +39,32 @@ class MeshLayout {
   /// InternalError for no axis, an axis named twice, or dense and expert axes in one list (pp is
   /// both).
   std::vector<std::vector<int>> groups(std::span<const Axis> axes) const;
+  /// The group of groups(axes) that holds `world_rank`.
+  std::vector<int> group_of(std::span<const Axis> axes, int world_rank) const;
   /// A line per axis: extent, groups. For the start of the log and `plan`.
   std::string table() const;
 
  private:
   int world_size_;
   std::array<int, kNumAxes> extents_{};
+};
+
+/// Where one rank sits in a layout: what decides which part of every tensor it holds. Without a layout it is alone.
+class MeshPosition {
+ public:
+  MeshPosition() = default;
+  MeshPosition(std::shared_ptr<const MeshLayout> layout, int world_rank)
+      : layout_(std::move(layout)), rank_(world_rank) {}
+  int world_rank() const noexcept { return rank_; }
+  int world_size() const noexcept { return layout_ ? layout_->world_size() : 1; }
+  int extent(Axis axis) const noexcept { return layout_ ? layout_->extent(axis) : 1; }
+  int coordinate(Axis axis) const { return layout_ ? layout_->coordinate(axis, rank_) : 0; }
+  /// Whether two lists of axes put this rank into groups of the same ranks.
+  bool same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const;
+
+ private:
+  std::shared_ptr<const MeshLayout> layout_;
+  int rank_ = 0;
 };
 
 /// This rank's group along some axes.
@@ -80,6 +100,7 @@ class Mesh {
   Mesh& operator=(const Mesh&) = delete;
 
   const MeshLayout& layout() const noexcept;
+  MeshPosition position() const;
   Communicator& world() const noexcept;
   int rank() const noexcept;  ///< in the world
   int extent(Axis axis) const noexcept { return layout().extent(axis); }

@@ -7,11 +7,27 @@
 
 namespace moesaic {
 
+std::vector<Axis> Placement::gradient_axes() const {
+  std::vector<Axis> axes = family == AxisFamily::dense
+                               ? std::vector<Axis>{Axis::dp, Axis::cp, Axis::tp}
+                               : std::vector<Axis>{Axis::edp, Axis::ep, Axis::etp};
+  std::erase_if(axes, [this](Axis axis) {
+    return std::any_of(
+        splits.begin(), splits.end(), [axis](const Split& s) { return s.axis == axis; });
+  });
+  return axes;
+}
+
+bool speaks_for(const Placement& placement, const MeshPosition& position) {
+  const auto axes = placement.gradient_axes();
+  return std::all_of(
+      axes.begin(), axes.end(), [&](Axis axis) { return position.coordinate(axis) == 0; });
+}
+
 LocalBlock local_block(const std::string& tensor,
                        const Shape& global,
                        const Placement& placement,
-                       const MeshLayout& layout,
-                       int world_rank) {
+                       const MeshPosition& position) {
   LocalBlock block;
   block.extent = global;
   block.offset.rank = global.rank;
@@ -22,7 +38,7 @@ LocalBlock local_block(const std::string& tensor,
     MOESAIC_CHECK(used.insert(axis).second,
                   fmt::format("{} is split twice over {}", tensor, name(axis)));
     const auto d = static_cast<std::size_t>(dim);
-    const std::int64_t parts = layout.extent(axis);
+    const std::int64_t parts = position.extent(axis);
     if (block.extent.dim[d] % parts != 0) {
       throw UsageError(
           fmt::format("{} {}: parallel.{} = {} does not divide the {} elements of dimension {}",
@@ -34,7 +50,7 @@ LocalBlock local_block(const std::string& tensor,
                       dim));
     }
     block.extent.dim[d] /= parts;
-    block.offset.dim[d] += layout.coordinate(axis, world_rank) * block.extent.dim[d];
+    block.offset.dim[d] += position.coordinate(axis) * block.extent.dim[d];
   }
   return block;
 }

@@ -19,7 +19,7 @@
 #     grouped_gemm_weight
 #     indexer_gradients_tiled indexer_scores_tiled indexer_target_tiled kda_tiled_gradients kda_tiled_prepare kda_tiled_scan
 #   cases of test_cuda named below
-#     clip kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward
+#     clip exchange kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward
 set -euo pipefail
 build=$(cd "${1:-build_gpu}" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -47,7 +47,7 @@ for dtype in bf16 f32; do
   done
 done
 check tensor_cores racecheck "$build/tests/test_cuda" '[repeat]'
-check more racecheck "$build/tests/test_cuda" 'TopK on CUDA replays*,KDA step on CUDA*,SumOfSquares on CUDA is finite*,Cross-entropy of extreme rows*'
+check more racecheck "$build/tests/test_cuda" 'TopK on CUDA replays*,KDA step on CUDA*,SumOfSquares on CUDA is finite*,Cross-entropy of extreme rows*,Exchange on CUDA*'
 check halves racecheck "$build/tests/test_cuda" 'Newton-Schulz on CUDA: a matrix*'
 check gather racecheck "$build/tests/test_cuda" 'Sparse MLA on CUDA: rows without*,Sparse MLA on CUDA: no tokens*'
 for which in memcheck initcheck synccheck; do

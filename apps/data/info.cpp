@@ -10,6 +10,7 @@
 
 #include "apps/data/commands.h"
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 
 namespace moesaic::apps {
 namespace {

@@ -9,6 +9,7 @@
 #include "apps/data/commands.h"
 #include "apps/data/progress.h"
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 #include "core/base/error.h"
 #include "core/data/megatron_writer.h"
 

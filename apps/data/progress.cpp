@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 
 namespace moesaic::apps {
 

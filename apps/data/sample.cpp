@@ -11,6 +11,7 @@
 
 #include "apps/data/commands.h"
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/data/dataset.h"

@@ -51,12 +51,4 @@ void add_source_arguments(CLI::App& command, SourceArguments& arguments) {
       "unless given");
 }
 
-std::string grouped(std::int64_t number) {
-  std::string text = std::to_string(number);
-  const std::size_t sign = number < 0 ? 1 : 0;
-  for (std::size_t i = text.size(); i > sign + 3;)
-    text.insert(i -= 3, ",");
-  return text;
-}
-
 }  // namespace moesaic::apps

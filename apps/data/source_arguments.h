@@ -26,7 +26,4 @@ struct SourceArguments {
 /// Declares them; `arguments` must live until the action has run.
 void add_source_arguments(CLI::App& command, SourceArguments& arguments);
 
-/// 1234567 as "1,234,567".
-std::string grouped(std::int64_t number);
-
 }  // namespace moesaic::apps

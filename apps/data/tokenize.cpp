@@ -16,6 +16,7 @@
 
 #include "apps/data/commands.h"
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 #include "core/base/error.h"
 #include "core/data/token_files.h"
 #include "core/tokenizer/tokenizer.h"

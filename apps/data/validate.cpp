@@ -8,6 +8,7 @@
 #include "apps/data/commands.h"
 #include "apps/data/progress.h"
 #include "apps/data/source_arguments.h"
+#include "apps/text_table.h"
 #include "core/base/crc32c.h"
 #include "core/base/durable_file.h"
 #include "core/base/error.h"

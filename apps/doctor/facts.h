@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/gpu_choice.h"
+
 namespace moesaic::apps::doctor {
 
 /// Bytes or a count; nothing: no limit.
@@ -47,7 +49,8 @@ struct DiskFacts {
 struct GpuFacts {
   int ordinal = 0;
   std::string name, problem;  ///< problem: why this build cannot use it
-  int major = 0, minor = 0;   ///< compute capability
+  std::string uuid;
+  int major = 0, minor = 0;  ///< compute capability
   bool ecc = false;
   int clock_mhz = 0, memory_clock_mhz = 0;
   std::uint64_t free = 0, total = 0;
@@ -60,6 +63,12 @@ struct CudaFacts {
   bool is_asked_for = false;    ///< run.device: cuda
   std::vector<GpuFacts> gpus;
   std::string nccl;  ///< "2.28.3", or "none"
+};
+
+/// By rank.
+struct GpusOfRanks {
+  std::vector<std::string> hosts;
+  VisibleGpus visible;
 };
 
 struct LaunchFacts {

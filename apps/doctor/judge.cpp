@@ -288,14 +288,25 @@ Findings judge_cuda(const CudaFacts& facts, const LaunchFacts& launch) {
   } else {
     findings.push_back({Health::ok, "NCCL", facts.nccl, ""});
   }
-  if (facts.is_asked_for && launch.local_size > static_cast<int>(facts.gpus.size()) &&
-      !facts.gpus.empty())
-    findings.push_back(
-        {Health::warn,
-         "ranks",
-         fmt::format("{} ranks here see {} GPU(s) each", launch.local_size, facts.gpus.size()),
-         "start one rank per GPU"});
   return findings;
+}
+
+Findings judge_gpus_of_ranks(const GpusOfRanks& facts, bool is_asked_for) {
+  const int gpus = num_different(facts.visible);
+  if (gpus == 0) return {};
+  const std::string what = "GPU per rank";
+  const GpuChoice choice = choose_gpus(facts.visible, false);
+  const std::string found =
+      fmt::format("{} rank(s), {} different GPU(s)", facts.visible.size(), gpus);
+  if (const std::string problem = gpu_choice_problem(facts.visible, choice); !problem.empty())
+    return {{is_asked_for ? Health::fail : Health::warn, what, found, problem}};
+  if (is_alike_on_machines(facts.visible, facts.hosts))
+    return {{Health::ok, what, found + "; each takes one of those of its machine", ""}};
+  return {{Health::warn,
+           what,
+           found + "; each has one, but the ranks of a machine do not see each other's",
+           "where Slurm confines ranks to their GPUs, data between them goes through host memory: "
+           "use --gpus-per-node instead of --gpus-per-task, or srun --gpu-bind=none"}};
 }
 
 Findings judge_clock(const ClockFacts& facts, int rank) {

@@ -25,6 +25,8 @@ Findings judge_limits(const ProcessFacts& facts);
 Findings judge_shared_memory(const SharedMemoryFacts& facts, int local_ranks, int gpus);
 Findings judge_disk(const DiskFacts& facts);
 Findings judge_cuda(const CudaFacts& facts, const LaunchFacts& launch);
+/// Nothing where no rank sees a GPU.
+Findings judge_gpus_of_ranks(const GpusOfRanks& facts, bool is_asked_for);
 Findings judge_clock(const ClockFacts& facts, int rank);
 
 /// What /dev/shm should hold for this many ranks of one machine: buffers of Open MPI between processes (16 MiB a rank),

@@ -97,6 +97,7 @@ CudaFacts read_cuda(bool is_asked_for) {
     gpu.ordinal = i;
     gpu.name = cuda::device_name(device);
     gpu.problem = cuda::device_problem(device);
+    gpu.uuid = device_facts.uuid;
     gpu.major = device_facts.major;
     gpu.minor = device_facts.minor;
     gpu.ecc = device_facts.ecc;

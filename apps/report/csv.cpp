@@ -88,18 +88,6 @@ std::string experts_csv(const RunData& run) {
   return out;
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::filesystem::path part = path;
-  part += ".part";
-  DurableFile file(part, DurableFile::Mode::replace);
-  file.write(text);
-  file.finish();
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  if (error)
-    throw ResourceError(fmt::format("{}: cannot be replaced: {}", path.string(), error.message()));
-}
-
 std::vector<std::filesystem::path> write_csv(const std::vector<RunData>& runs,
                                              const std::filesystem::path& dir) {
   std::error_code error;
@@ -112,7 +100,7 @@ std::vector<std::filesystem::path> write_csv(const std::vector<RunData>& runs,
     const std::string name = file_name(run.name);
     const auto write = [&](const char* what, const std::string& text) {
       written.push_back(dir / fmt::format("{}_{}.csv", name, what));
-      write_text(written.back(), text);
+      replace_file(written.back(), text);
     };
     write("steps", steps_csv(run));
     if (!run.evals.empty()) write("evals", evals_csv(run));

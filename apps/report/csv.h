@@ -17,7 +17,4 @@ std::string experts_csv(const RunData& run);
 std::vector<std::filesystem::path> write_csv(const std::vector<RunData>& runs,
                                              const std::filesystem::path& dir);
 
-/// Replaces the file as a whole. Throws ResourceError (path, cause).
-void write_text(const std::filesystem::path& path, const std::string& text);
-
 }  // namespace moesaic::apps::report

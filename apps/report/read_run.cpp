@@ -11,6 +11,7 @@
 
 #include "apps/config_changes.h"
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::apps::report {
 namespace {
@@ -179,7 +180,12 @@ void add_event(const std::string& type, const json& record, std::int64_t step, R
 }  // namespace
 
 bool add_line(const std::string& line, RunData& run) {
-  const json record = json::parse(line, nullptr, false);
+  try {
+    check_json(line, "", {});
+  } catch (const InputError&) {
+    return false;
+  }
+  const json record = json::parse(line);
   if (!record.is_object()) return false;
   const auto it = record.find("type");
   if (it == record.end() || !it->is_string()) return false;

@@ -10,6 +10,7 @@
 
 #include "apps/verify/case_compare.h"
 #include "apps/verify/case_values.h"
+#include "core/base/json_text.h"
 
 namespace moesaic::verify {
 namespace {
@@ -17,9 +18,10 @@ namespace {
 using Json = nlohmann::json;
 
 Json parse_cfg(const CaseData& data) {
-  Json cfg = Json::parse(data.cfg, nullptr, false);
-  if (!cfg.is_object())
-    throw InputError(data.name + ": the metadata entry 'cfg' is not a JSON object");
+  const std::string where = data.name + ": the metadata entry 'cfg'";
+  check_json(data.cfg, where, {});
+  Json cfg = Json::parse(data.cfg);
+  if (!cfg.is_object()) throw InputError(where + " is not a JSON object");
   return cfg;
 }
 

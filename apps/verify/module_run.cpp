@@ -40,7 +40,7 @@ ModuleRun::~ModuleRun() {
 template <class F>
 void ModuleRun::for_each_parameter(F f) {
   for (std::size_t i = 0; i < params_.params().size(); ++i) {
-    for (std::int64_t m = 0; m < std::max<std::int64_t>(1, params_.params()[i].members); ++m) {
+    for (std::int64_t m = 0; m < params_.members_here(param(i)); ++m) {
       f(param(i), m, params_.member_name(param(i), m));
     }
   }

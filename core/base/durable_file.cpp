@@ -77,9 +77,25 @@ void DurableFile::write(const void* data, std::size_t bytes) {
   }
 }
 
-void DurableFile::finish() {
-  if (::fsync(fd_) != 0) failed(path_, "fsync");
+void DurableFile::finish(Sync sync) {
+  if (sync == Sync::yes && ::fsync(fd_) != 0) failed(path_, "fsync");
   if (::close(std::exchange(fd_, -1)) != 0) failed(path_, "close");
+}
+
+void replace_file(const fs::path& path, std::string_view text, Sync sync) {
+  fs::path beside = path;
+  beside += ".tmp";
+  try {
+    DurableFile file(beside, DurableFile::Mode::replace);
+    file.write(text);
+    file.finish(sync);
+    if (::rename(beside.c_str(), path.c_str()) != 0) failed(path, "rename");
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to report
+    fs::remove(beside, ignored);
+    throw;
+  }
+  if (sync == Sync::yes) sync_folder(path.parent_path());
 }
 
 void sync_folder(const fs::path& folder) {
@@ -106,6 +122,8 @@ bool rename_or_exchange(const fs::path& from, const fs::path& to) {
   bool exchanged = false;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
     exchanged = true;
+  } else if (errno != ENOENT && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
+    failed(to, "rename");
   } else if (::rename(from.c_str(), to.c_str()) != 0) {
     // Some file systems cannot exchange. Two renames would leave a moment without either folder, so
     // that is refused.

@@ -7,6 +7,8 @@
 
 namespace moesaic {
 
+enum class Sync : std::uint8_t { yes, no };  ///< whether the disk has it when a call returns
+
 /// A file that is written from front to back. Counts and checksums what it writes. Throws
 /// ResourceError (path, cause) from every call that fails; such a file must be given up, not
 /// written again. Destroyed without finish(), it is just closed.
@@ -24,8 +26,8 @@ class DurableFile {
 
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// fsync and close; both can be the first to report a full or broken disk.
-  void finish();
+  /// fsync, if asked for, and close; both can be the first to report a full or broken disk.
+  void finish(Sync sync = Sync::yes);
 
   std::uint64_t bytes() const noexcept { return bytes_; }  ///< written through this object
   std::uint32_t crc() const noexcept { return crc_; }      ///< CRC-32C of them
@@ -37,6 +39,11 @@ class DurableFile {
   std::uint64_t bytes_ = 0;
   std::uint32_t crc_ = 0;
 };
+
+/// Puts `text` in the place of a file at once: a reader, or a run after a crash, finds the old text or
+/// the new one. The text is written beside it, to PATH.tmp, which is removed when that fails. Throws
+/// ResourceError.
+void replace_file(const std::filesystem::path& path, std::string_view text, Sync sync = Sync::yes);
 
 /// fsync of a folder: the names in it are on the disk afterwards.
 void sync_folder(const std::filesystem::path& folder);

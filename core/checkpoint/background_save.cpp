@@ -12,28 +12,6 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-BackgroundSave::Result write(const SaveRequest& r, std::span<const StateTensor> tensors) {
-  const auto start = std::chrono::steady_clock::now();
-  BackgroundSave::Result result;
-  result.step = r.step;
-  try {
-    Stream stream(kCpu, "checkpoint writer", Stream::Mode::immediate);
-    save_checkpoint(r.checkpoints,
-                    r.step,
-                    tensors,
-                    r.values,
-                    r.config_yaml,
-                    r.keep_last,
-                    r.keep_every,
-                    stream,
-                    r.max_file_bytes);
-  } catch (...) {
-    result.error = std::current_exception();
-  }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
-}
-
 }  // namespace
 
 void StateSnapshot::take(std::span<const StateTensor> tensors, Stream& stream) {
@@ -67,10 +45,59 @@ BackgroundSave::~BackgroundSave() {
 void BackgroundSave::start(SaveRequest request,
                            std::span<const StateTensor> tensors,
                            Stream& stream) {
+  const std::int64_t step = request.step;
+  start_thread(
+      step,
+      [r = std::move(request)](std::span<const StateTensor> copies, Stream& writer) {
+        save_checkpoint(r.checkpoints,
+                        r.step,
+                        copies,
+                        r.values,
+                        r.config_yaml,
+                        r.keep_last,
+                        r.keep_every,
+                        writer,
+                        r.max_file_bytes);
+        return std::string();
+      },
+      tensors,
+      stream);
+}
+
+void BackgroundSave::start_part(const std::filesystem::path& folder,
+                                const std::string& writer,
+                                std::int64_t step,
+                                std::span<const StateTensor> tensors,
+                                Stream& stream) {
+  start_thread(
+      step,
+      [folder, writer](std::span<const StateTensor> copies, Stream& host) {
+        return write_checkpoint_part(folder, writer, copies, host);
+      },
+      tensors,
+      stream);
+}
+
+void BackgroundSave::start_thread(std::int64_t step,
+                                  Write write,
+                                  std::span<const StateTensor> tensors,
+                                  Stream& stream) {
   MOESAIC_CHECK(!pending_.valid(), "the checkpoint before is still being written");
   snapshot_.take(tensors, stream);
-  pending_ = std::async(std::launch::async,
-                        [this, r = std::move(request)] { return write(r, snapshot_.tensors()); });
+  pending_ = std::async(std::launch::async, [this, step, write = std::move(write)] {
+    const auto begin = std::chrono::steady_clock::now();
+    Result result;
+    result.step = step;
+    try {
+      Stream host(kCpu, "checkpoint writer", Stream::Mode::immediate);
+      result.part = write(snapshot_.tensors(), host);
+    } catch (...) {
+      result.error = std::current_exception();
+    }
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return result;
+  });
 }
 
 bool BackgroundSave::is_done() const {

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <optional>
 #include <span>
@@ -45,7 +46,8 @@ class BackgroundSave {
   struct Result {
     std::int64_t step = 0;
     double seconds = 0;        ///< of writing
-    std::exception_ptr error;  ///< null: the checkpoint is complete
+    std::exception_ptr error;  ///< null: the checkpoint, or the part, is complete
+    std::string part;          ///< of write_part(), for commit_checkpoint()
   };
   BackgroundSave() = default;
   ~BackgroundSave();  ///< waits
@@ -55,12 +57,24 @@ class BackgroundSave {
   /// Copies the state (all that the caller waits for) and starts to write it. The result of the one before must have
   /// been taken. Throws ResourceError when there is no memory for the copy.
   void start(SaveRequest request, std::span<const StateTensor> tensors, Stream& stream);
+  /// The same for a part of a checkpoint with several writers (write_checkpoint_part()).
+  void start_part(const std::filesystem::path& folder,
+                  const std::string& writer,
+                  std::int64_t step,
+                  std::span<const StateTensor> tensors,
+                  Stream& stream);
   bool holds_memory() const { return snapshot_.bytes() > 0; }  ///< for the copy, since the first
   bool is_pending() const { return pending_.valid(); }  ///< started, and its result was not taken
   bool is_done() const;                                 ///< its result can be had without waiting
   Result take_result();                                 ///< waits for it
 
  private:
+  using Write = std::function<std::string(std::span<const StateTensor>, Stream&)>;
+  void start_thread(std::int64_t step,
+                    Write write,
+                    std::span<const StateTensor> tensors,
+                    Stream& stream);
+
   StateSnapshot snapshot_;
   std::future<Result> pending_;
 };

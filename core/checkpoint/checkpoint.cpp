@@ -41,14 +41,6 @@ void remove_folder(const fs::path& folder) {
     throw ResourceError(fmt::format("{}: cannot remove: {}", folder.string(), error.message()));
 }
 
-// What lies in the files besides the tensors: headers, and lines of the manifest, about 400 bytes per tensor.
-std::uint64_t bytes_needed(std::span<const StateTensor> tensors, const std::string& config_yaml) {
-  std::uint64_t bytes = (std::uint64_t{1} << 16) + config_yaml.size();
-  for (const auto& t : tensors)
-    bytes += t.bytes() + 2 * t.name.size() + 400;
-  return bytes;
-}
-
 // Said before anything is written: a full disk found half-way costs the time of a save, and others on it their space.
 void require_space(const fs::path& checkpoints, std::uint64_t needed) {
   std::error_code error;
@@ -63,24 +55,33 @@ void require_space(const fs::path& checkpoints, std::uint64_t needed) {
                   static_cast<double>(space.available) / kMiB));
 }
 
-void write_folder(const fs::path& folder,
-                  std::span<const StateTensor> tensors,
-                  Manifest manifest,
-                  std::uint64_t max_file_bytes,
-                  Stream& stream) {
-  std::size_t largest = 0;
-  std::set<std::string> names;
-  for (const auto& t : tensors) {
-    MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
-    largest = std::max(largest, t.bytes());
-  }
-  Staging staging(stream, std::min(largest, kStagingBytes));
-  for (const auto& file : plan_files(tensors, max_file_bytes))
-    write_data_file(folder, file, staging, manifest);
+fs::path final_folder_of(const fs::path& temporary, std::int64_t step) {
+  return temporary.parent_path() / folder_name(step);
+}
+
+void write_manifest(const fs::path& folder, const Manifest& manifest) {
   DurableFile out(folder / kManifestName, DurableFile::Mode::create);
   out.write(manifest_text(manifest));
   out.finish();
   sync_folder(folder);
+}
+
+// Files and tensors of all parts under one table.
+Manifest joined(std::int64_t step,
+                const StateValues& values,
+                const std::string& config_yaml,
+                std::span<const std::string> parts) {
+  Manifest all{step, values, config_yaml, {}, {}};
+  for (const std::string& text : parts) {
+    const Manifest part = parse_manifest_part(text);
+    const std::size_t files = all.files.size();
+    all.files.insert(all.files.end(), part.files.begin(), part.files.end());
+    for (ManifestTensor t : part.tensors) {
+      t.file += files;
+      all.tensors.push_back(std::move(t));
+    }
+  }
+  return all;
 }
 
 // Folders named like a checkpoint, ascending; -1 (other names) left out.
@@ -93,18 +94,6 @@ std::vector<std::int64_t> steps_in(const fs::path& checkpoints) {
   }
   std::sort(steps.begin(), steps.end());
   return steps;
-}
-
-void apply_retention(const fs::path& checkpoints,
-                     std::int64_t saved,
-                     std::int64_t keep_last,
-                     std::int64_t keep_every) {
-  if (keep_last == 0) return;
-  std::vector<std::int64_t> steps;
-  for (const auto& c : list_checkpoints(checkpoints))
-    steps.push_back(c.step);
-  for (const auto step : steps_to_delete(steps, saved, keep_last, keep_every))
-    delete_checkpoint(checkpoints, step);
 }
 
 }  // namespace
@@ -122,19 +111,31 @@ void delete_checkpoint(const fs::path& checkpoints, std::int64_t step) {
   remove_folder(doomed);
 }
 
-void save_checkpoint(const fs::path& checkpoints,
-                     std::int64_t step,
-                     std::span<const StateTensor> tensors,
-                     const StateValues& values,
-                     const std::string& config_yaml,
+void apply_retention(const fs::path& checkpoints,
+                     std::int64_t newest,
                      std::int64_t keep_last,
-                     std::int64_t keep_every,
-                     Stream& stream,
-                     std::uint64_t max_file_bytes) {
+                     std::int64_t keep_every) {
+  if (keep_last == 0) return;
+  std::vector<std::int64_t> steps;
+  for (const auto& c : list_checkpoints(checkpoints))
+    steps.push_back(c.step);
+  for (const auto step : steps_to_delete(steps, newest, keep_last, keep_every))
+    delete_checkpoint(checkpoints, step);
+}
+
+// Headers, and lines of the manifest: about 400 bytes per tensor.
+std::uint64_t checkpoint_part_bytes(std::span<const StateTensor> tensors) {
+  std::uint64_t bytes = std::uint64_t{1} << 16;
+  for (const auto& t : tensors)
+    bytes += t.bytes() + 2 * t.name.size() + 400;
+  return bytes;
+}
+
+fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step, std::uint64_t bytes) {
   MOESAIC_CHECK(step >= 0, "negative step");
   create_folder(checkpoints);
   remove_unfinished(checkpoints);
-  require_space(checkpoints, bytes_needed(tensors, config_yaml));
+  require_space(checkpoints, bytes);
   const fs::path final_folder = checkpoints / folder_name(step);
   if (std::error_code error;
       fs::exists(final_folder, error) && !fs::is_directory(final_folder, error)) {
@@ -144,11 +145,43 @@ void save_checkpoint(const fs::path& checkpoints,
   const fs::path folder =
       checkpoints / fmt::format("{}{}-{}", kTemporary, folder_name(step), ::getpid());
   create_folder(folder);
+  return folder;
+}
+
+std::string write_checkpoint_part(const fs::path& folder,
+                                  const std::string& writer,
+                                  std::span<const StateTensor> tensors,
+                                  Stream& stream,
+                                  std::uint64_t max_file_bytes) {
+  std::size_t largest = 0;
+  std::set<std::string> names;
+  for (const auto& t : tensors) {
+    MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
+    largest = std::max(largest, t.bytes());
+  }
+  Staging staging(stream, std::min(largest, kStagingBytes));
+  Manifest part;
+  for (const auto& file : plan_files(tensors, max_file_bytes, writer))
+    write_data_file(folder, file, staging, part);
+  sync_folder(folder);
+  return manifest_text(part);
+}
+
+void commit_checkpoint(const fs::path& folder,
+                       std::int64_t step,
+                       const StateValues& values,
+                       const std::string& config_yaml,
+                       std::span<const std::string> parts,
+                       std::int64_t keep_last,
+                       std::int64_t keep_every) {
+  const fs::path final_folder = final_folder_of(folder, step);
   try {
-    write_folder(folder, tensors, {step, values, config_yaml}, max_file_bytes, stream);
+    write_manifest(folder, joined(step, values, config_yaml, parts));
+    // Nothing gets the name of a checkpoint, and none is deleted for it, before it was found complete: some disks claim
+    // to have written more than they have.
+    read_manifest(folder);
   } catch (...) {
-    std::error_code ignored;  // the first error is the one to report
-    fs::remove_all(folder, ignored);
+    abandon_checkpoint(folder);  // the first error is the one to report
     throw;
   }
   bool replaced = false;
@@ -160,10 +193,34 @@ void save_checkpoint(const fs::path& checkpoints,
     if (!fs::exists(final_folder, error) && !error) fs::remove_all(folder, error);
     throw;
   }
-  read_manifest(
-      final_folder);  // nothing is deleted before the new checkpoint has been found complete
   if (replaced) remove_folder(folder);
-  apply_retention(checkpoints, step, keep_last, keep_every);
+  apply_retention(folder.parent_path(), step, keep_last, keep_every);
+}
+
+void abandon_checkpoint(const fs::path& folder) noexcept {
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+}
+
+void save_checkpoint(const fs::path& checkpoints,
+                     std::int64_t step,
+                     std::span<const StateTensor> tensors,
+                     const StateValues& values,
+                     const std::string& config_yaml,
+                     std::int64_t keep_last,
+                     std::int64_t keep_every,
+                     Stream& stream,
+                     std::uint64_t max_file_bytes) {
+  const fs::path folder =
+      begin_checkpoint(checkpoints, step, checkpoint_part_bytes(tensors) + config_yaml.size());
+  std::string part;
+  try {
+    part = write_checkpoint_part(folder, "", tensors, stream, max_file_bytes);
+  } catch (...) {
+    abandon_checkpoint(folder);
+    throw;
+  }
+  commit_checkpoint(folder, step, values, config_yaml, {&part, 1}, keep_last, keep_every);
 }
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& checkpoints) {

@@ -67,9 +67,40 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
                      Stream& stream,
                      std::uint64_t max_file_bytes = kCheckpointFileBytes);
 
+/// The same in steps, for several writers of one checkpoint. begin: as save_checkpoint() does before it writes; `bytes` of
+/// all parts together; returns the temporary folder. Any number of processes write a part each, at the same time, into
+/// files that carry the name of the `writer`; what a part returns is for commit. A tensor, or a piece of one, lies in one
+/// part. commit: once all parts are there, writes the manifest and makes the folder a checkpoint.
+/// abandon: in place of commit. All throw ResourceError.
+std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints,
+                                       std::int64_t step,
+                                       std::uint64_t bytes);
+std::string write_checkpoint_part(const std::filesystem::path& folder,
+                                  const std::string& writer,
+                                  std::span<const StateTensor> tensors,
+                                  Stream& stream,
+                                  std::uint64_t max_file_bytes = kCheckpointFileBytes);
+void commit_checkpoint(const std::filesystem::path& folder,
+                       std::int64_t step,
+                       const StateValues& values,
+                       const std::string& config_yaml,
+                       std::span<const std::string> parts,
+                       std::int64_t keep_last,
+                       std::int64_t keep_every);
+void abandon_checkpoint(const std::filesystem::path& folder) noexcept;
+/// What `tensors` take in the files, headers and lines of the manifest included.
+std::uint64_t checkpoint_part_bytes(std::span<const StateTensor> tensors);
+
 /// Removes what an interrupted save or deletion left in the folder (`.tmp-*`). Only for the run that holds the folder's
 /// lock. Throws ResourceError.
 void remove_unfinished(const std::filesystem::path& checkpoints);
+
+/// Deletes what the rule does not keep (keep_last = 0: keeps all); `newest` and what is no checkpoint stay. Throws
+/// ResourceError.
+void apply_retention(const std::filesystem::path& checkpoints,
+                     std::int64_t newest,
+                     std::int64_t keep_last,
+                     std::int64_t keep_every);
 
 /// Complete checkpoints in ascending order of step: manifest valid, all files there with their
 /// sizes. Other files and folders are passed over.

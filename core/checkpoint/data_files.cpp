@@ -66,15 +66,31 @@ TensorView as_bytes(std::byte* data, std::size_t bytes, Device device) {
   return {data, DType::u8, Shape{static_cast<std::int64_t>(bytes)}, device};
 }
 
+void write_piece(DurableFile& out,
+                 const std::string& tensor,
+                 const std::byte* data,
+                 std::size_t bytes) {
+  try {
+    out.write(data, bytes);
+  } catch (const ResourceError& e) {
+    throw ResourceError(fmt::format("{} (in tensor '{}')", e.what(), tensor));
+  }
+}
+
 }  // namespace
 
-std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::uint64_t max_bytes) {
+std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors,
+                                    std::uint64_t max_bytes,
+                                    const std::string& writer) {
   std::array<std::vector<const StateTensor*>, kKinds.size()> by_kind;
   for (const auto& t : tensors)
     by_kind[kind_of(t.name)].push_back(&t);
   std::vector<PlannedFile> files;
   for (std::size_t i = 0; i < kKinds.size(); ++i)
-    cut_kind(by_kind[i], kKinds[i].stem, max_bytes, files);
+    cut_kind(by_kind[i],
+             writer.empty() ? kKinds[i].stem : fmt::format("{}-{}", kKinds[i].stem, writer),
+             max_bytes,
+             files);
   return files;
 }
 
@@ -186,7 +202,7 @@ void write_data_file(const std::filesystem::path& folder,
     std::uint32_t crc = 0;
     staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
-      out.write(data, bytes);
+      write_piece(out, e.name, data, bytes);
     });
     manifest.tensors.push_back({file.tensors[i]->name,
                                 e.dtype,

@@ -22,8 +22,11 @@ struct PlannedFile {
 
 /// "optimizer/…" goes to optimizer.safetensors, "ema/…" to ema.safetensors, "buffer/…" to
 /// buffers.safetensors, all else to model.safetensors. A kind with more than `max_bytes` is cut,
-/// between tensors, into model-00001-of-00003.safetensors, ….
-std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors, std::uint64_t max_bytes);
+/// between tensors, into model-00001-of-00003.safetensors, …. The name of a `writer`, if any, follows the kind:
+/// model-rank00003.safetensors.
+std::vector<PlannedFile> plan_files(std::span<const StateTensor> tensors,
+                                    std::uint64_t max_bytes,
+                                    const std::string& writer = "");
 
 /// Copies between tensors on the run's device and host memory in pieces, through one buffer (pinned
 /// on a CUDA run). Each call waits for the stream.

@@ -4,25 +4,24 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/base/crc32c.h"
 #include "core/base/durable_file.h"
-#include "core/base/json_text.h"
+#include "core/base/json_value.h"
 #include "core/checkpoint/safetensors_header.h"
 
 namespace moesaic {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "moesaic checkpoint";
-constexpr int kMaxDepth = 4;  // {"tensors": [{"shape": [..]}]}
+constexpr JsonLimits kLimits{.max_bytes = kMaxManifestBytes,
+                             .max_depth = 4};  // {"tensors": [{"shape": [..]}]}
 constexpr std::size_t kMaxFileName = 200;
 
 std::string hex(std::uint32_t crc) {
@@ -83,6 +82,8 @@ void append_list(std::string& text, const char* name, const List& list, const To
 
 // --- reading
 
+using Kind = JsonValue::Kind;
+
 class Reader {
  public:
   explicit Reader(const std::string& file) : file_(file) {}
@@ -91,53 +92,32 @@ class Reader {
     throw InputError(fmt::format("{}: {}", file_, why));
   }
 
-  json parse(std::string_view text) const {
-    if (const auto at = zero_byte_in(text)) fail(fmt::format("not JSON: a zero byte at {}", *at));
-    std::vector<std::set<std::string>> keys;  // of the open objects, by depth
-    const auto on_event = [&](int depth, json::parse_event_t event, json& value) {
-      const auto level = static_cast<std::size_t>(depth);
-      if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-        if (depth >= kMaxDepth) fail(fmt::format("nested deeper than {} levels", kMaxDepth));
-        if (keys.size() <= level + 1) keys.resize(level + 2);
-        keys[level + 1].clear();
-      } else if (event == json::parse_event_t::key) {
-        const auto& key = value.get_ref<const std::string&>();
-        if (!keys[level].insert(key).second)
-          fail(fmt::format("key '{}' appears twice", key.substr(0, 200)));
-      }
-      return true;
-    };
-    try {
-      return json::parse(text.begin(), text.end(), on_event);
-    } catch (const json::exception& e) {
-      fail(fmt::format("not JSON: {}", std::string(e.what()).substr(0, 200)));
-    }
-  }
-
-  const json& member(const json& object,
-                     const char* key,
-                     json::value_t type,
-                     const std::string& where) const {
-    if (!object.is_object()) fail(fmt::format("{} is not an object", where));
-    const auto found = object.find(key);
-    if (found == object.end()) fail(fmt::format("{} has no '{}'", where, key));
-    if (found->type() != type) fail(fmt::format("'{}' of {} has the wrong type", key, where));
+  const JsonValue& member(const JsonValue& object,
+                          const char* key,
+                          Kind kind,
+                          const std::string& where) const {
+    if (!object.is(Kind::object)) fail(fmt::format("{} is not an object", where));
+    const JsonValue* found = object.find(key);
+    if (found == nullptr) fail(fmt::format("{} has no '{}'", where, key));
+    if (!found->is(kind))
+      fail(fmt::format(
+          "'{}' of {} is {}, must be {}", key, where, kind_name(found->kind), kind_name(kind)));
     return *found;
   }
-  const std::string& text(const json& object, const char* key, const std::string& where) const {
-    return member(object, key, json::value_t::string, where).get_ref<const std::string&>();
+  const std::string& text(const JsonValue& object,
+                          const char* key,
+                          const std::string& where) const {
+    return member(object, key, Kind::text, where).text;
   }
-  std::uint64_t count(const json& object, const char* key, const std::string& where) const {
-    const auto n = member(object, key, json::value_t::number_unsigned, where).get<std::uint64_t>();
-    if (n > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-      fail(fmt::format("'{}' of {} is {}, beyond any size", key, where, n));
-    }
-    return n;
+  std::uint64_t count(const JsonValue& object, const char* key, const std::string& where) const {
+    const auto n = member(object, key, Kind::integer, where).integer;
+    if (n < 0) fail(fmt::format("'{}' of {} is {}, must not be negative", key, where, n));
+    return static_cast<std::uint64_t>(n);
   }
-  const json& list(const json& object, const char* key, const std::string& where) const {
-    return member(object, key, json::value_t::array, where);
+  const JsonValue& list(const JsonValue& object, const char* key, const std::string& where) const {
+    return member(object, key, Kind::list, where);
   }
-  std::uint32_t crc(const json& object, const std::string& where) const {
+  std::uint32_t crc(const JsonValue& object, const std::string& where) const {
     const auto& digits = text(object, "crc32c", where);
     std::uint32_t value = 0;
     const auto* end = digits.data() + digits.size();
@@ -148,30 +128,24 @@ class Reader {
     return value;
   }
 
-  StateValues values(const json& root) const {
-    const auto& group = member(root, "values", json::value_t::object, "the manifest");
+  StateValues values(const JsonValue& root) const {
+    const JsonValue& group = member(root, "values", Kind::object, "the manifest");
     StateValues values;
-    for (const auto& [name, v] :
-         member(group, "integers", json::value_t::object, "'values'").items()) {
-      if (!v.is_number_integer() ||
-          (v.is_number_unsigned() && v.get<std::uint64_t>() > INT64_MAX)) {
-        fail(fmt::format("value '{}' is not a 64-bit integer", name));
-      }
-      values.integers[name] = v.get<std::int64_t>();
-    }
-    for (const auto& [name, v] :
-         member(group, "reals", json::value_t::object, "'values'").items()) {
+    each(group, "integers", [&](const std::string& name, const JsonValue& v) {
+      if (!v.is(Kind::integer)) fail(fmt::format("value '{}' is not a 64-bit integer", name));
+      values.integers[name] = v.integer;
+    });
+    each(group, "reals", [&](const std::string& name, const JsonValue& v) {
       values.reals[name] = real(name, v);
-    }
-    for (const auto& [name, v] :
-         member(group, "texts", json::value_t::object, "'values'").items()) {
-      if (!v.is_string()) fail(fmt::format("value '{}' is not a text", name));
-      values.texts[name] = v.get<std::string>();
-    }
+    });
+    each(group, "texts", [&](const std::string& name, const JsonValue& v) {
+      if (!v.is(Kind::text)) fail(fmt::format("value '{}' is not a text", name));
+      values.texts[name] = v.text;
+    });
     return values;
   }
 
-  ManifestFile file_entry(const json& entry) const {
+  ManifestFile file_entry(const JsonValue& entry) const {
     ManifestFile f;
     f.name = text(entry, "name", "an entry of 'files'");
     const bool plain = std::all_of(f.name.begin(), f.name.end(), [](char c) {
@@ -189,7 +163,7 @@ class Reader {
     return f;
   }
 
-  ManifestTensor tensor_entry(const json& entry,
+  ManifestTensor tensor_entry(const JsonValue& entry,
                               const std::map<std::string, std::size_t>& files) const {
     ManifestTensor t;
     t.name = text(entry, "name", "an entry of 'tensors'");
@@ -223,17 +197,24 @@ class Reader {
   }
 
  private:
-  double real(const std::string& name, const json& v) const {
-    if (v.is_number()) return v.get<double>();
-    if (v == "nan") return std::numeric_limits<double>::quiet_NaN();
-    if (v == "inf") return std::numeric_limits<double>::infinity();
-    if (v == "-inf") return -std::numeric_limits<double>::infinity();
+  template <class Visit>
+  void each(const JsonValue& group, const char* key, const Visit& visit) const {
+    const JsonValue& object = member(group, key, Kind::object, "'values'");
+    for (std::size_t i = 0; i < object.items.size(); ++i)
+      visit(object.keys[i], object.items[i]);
+  }
+  double real(const std::string& name, const JsonValue& v) const {
+    if (v.is(Kind::real)) return v.real;
+    if (v.is(Kind::integer)) return static_cast<double>(v.integer);
+    if (v.text == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (v.text == "inf") return std::numeric_limits<double>::infinity();
+    if (v.text == "-inf") return -std::numeric_limits<double>::infinity();
     fail(fmt::format("value '{}' is not a number", name));
   }
-  std::optional<StateTensor::Place> place(const json& entry,
+  std::optional<StateTensor::Place> place(const JsonValue& entry,
                                           const Shape& piece,
                                           const std::string& where) const {
-    if (!entry.contains("whole") && !entry.contains("begin")) return std::nullopt;
+    if (entry.find("whole") == nullptr && entry.find("begin") == nullptr) return std::nullopt;
     StateTensor::Place p{shape(list(entry, "whole", where), where),
                          shape(list(entry, "begin", where), where)};
     const Box box{p.begin, piece};
@@ -251,14 +232,13 @@ class Reader {
                        to_string(p.whole)));
     return p;
   }
-  Shape shape(const json& extents, const std::string& where) const {
-    if (extents.size() > Shape::kMaxRank)
-      fail(fmt::format("{} has rank {}, at most {}", where, extents.size(), Shape::kMaxRank));
+  Shape shape(const JsonValue& extents, const std::string& where) const {
+    if (extents.items.size() > Shape::kMaxRank)
+      fail(fmt::format("{} has rank {}, at most {}", where, extents.items.size(), Shape::kMaxRank));
     Shape s;
-    for (const auto& e : extents) {
-      if (!e.is_number_unsigned() || e.get<std::uint64_t>() > INT64_MAX)
-        fail(where + " has an extent that is no size");
-      s.dim[static_cast<std::size_t>(s.rank++)] = e.get<std::int64_t>();
+    for (const JsonValue& e : extents.items) {
+      if (!e.is(Kind::integer) || e.integer < 0) fail(where + " has an extent that is no size");
+      s.dim[static_cast<std::size_t>(s.rank++)] = e.integer;
     }
     return s;
   }
@@ -282,7 +262,7 @@ void check_seal(std::string_view text, const Reader& reader) {
                           expected.substr(length - 11, 8)));
 }
 
-void check_schema(const json& root, const Reader& reader) {
+void check_schema(const JsonValue& root, const Reader& reader) {
   if (reader.text(root, "format", "the manifest") != kFormat)
     reader.fail("not the manifest of a moesaic checkpoint");
   const auto schema = reader.count(root, "schema", "the manifest");
@@ -366,34 +346,46 @@ std::string manifest_text(const Manifest& manifest) {
       return tensor_to_json(t, manifest);
     });
     return text + seal(crc32c(text.data(), text.size()));
-  } catch (const json::exception& e) {
+  } catch (const nlohmann::json::exception& e) {
     throw InputError(fmt::format("a name, value or the configuration is not UTF-8: {}", e.what()));
   }
 }
 
-Manifest parse_manifest(std::string_view text, const std::string& file) {
+namespace {
+
+Manifest parse(std::string_view text, const std::string& file, bool is_whole) {
   const Reader reader(file);
   check_seal(text, reader);
-  const json root = reader.parse(text);
+  const JsonValue root = parse_json(text, file, kLimits);
   check_schema(root, reader);
   Manifest manifest;
   manifest.step = static_cast<std::int64_t>(reader.count(root, "step", "the manifest"));
   manifest.values = reader.values(root);
   manifest.config = reader.text(root, "config", "the manifest");
   std::map<std::string, std::size_t> files;
-  for (const auto& entry : reader.list(root, "files", "the manifest")) {
+  for (const auto& entry : reader.list(root, "files", "the manifest").items) {
     manifest.files.push_back(reader.file_entry(entry));
     const auto& name = manifest.files.back().name;
     if (!files.emplace(name, files.size()).second)
       reader.fail(fmt::format("file '{}' is listed twice", name));
   }
-  for (const auto& entry : reader.list(root, "tensors", "the manifest"))
+  for (const auto& entry : reader.list(root, "tensors", "the manifest").items)
     manifest.tensors.push_back(reader.tensor_entry(entry, files));
-  if (has_pieces(manifest) && root["schema"] == kManifestSchema)
+  if (has_pieces(manifest) && root.find("schema")->integer == kManifestSchema)
     reader.fail("has tensors in pieces, which schema version 1 does not know");
-  check_pieces(manifest, reader);
+  if (is_whole) check_pieces(manifest, reader);
   check_places(manifest, reader);
   return manifest;
+}
+
+}  // namespace
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  return parse(text, file, true);
+}
+
+Manifest parse_manifest_part(std::string_view text) {
+  return parse(text, "a part of the checkpoint", false);
 }
 
 Manifest read_manifest(const fs::path& checkpoint) {

@@ -57,6 +57,9 @@ std::string manifest_text(const Manifest& manifest);
 /// `file` is what it names.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
+/// The same for what one of several writers wrote (write_checkpoint_part()): the other pieces of its tensors may be missing.
+Manifest parse_manifest_part(std::string_view text);
+
 /// Reads the manifest of a checkpoint folder and checks it against the folder: it exists, its step
 /// is the one in the folder's name, all files of its table are there with their sizes. Throws
 /// InputError.

@@ -31,12 +31,12 @@ constexpr std::array<StoredType, 10> kTypes{{{"F64", DType::f64},
 
 // Follows the parser through the only structure the format has:
 //   { "__metadata__": { text: text }, name: { "dtype": text, "shape": [int…], "data_offsets": [begin, end] } }
-// Anything else stops the parse at once, whatever its depth or length.
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+// Anything else ends the reading at once.
+class HeaderReader final : public JsonEvents {
  public:
   HeaderReader(Header& header, const std::string& file) : header_(header), file_(file) {}
 
-  bool start_object(std::size_t) override {
+  void open_object() override {
     if (depth_ == 0) {
       depth_ = 1;
     } else if (depth_ == 1 && !in_array_) {
@@ -45,69 +45,42 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     } else {
       fail("an object where none is allowed");
     }
-    return true;
   }
-  bool key(std::string& text) override {
-    if (depth_ == 1) {
-      name_ = text;
-      if (name_ == "__metadata__" ? std::exchange(metadata_seen_, true)
-                                  : header_.tensors.contains(name_)) {
-        fail("the name appears twice");
-      }
-    } else {
-      field_ = text;
-    }
-    return true;
-  }
-  bool end_object() override {
-    if (depth_ == 2 && name_ != "__metadata__") finish_entry();
+  void key(std::string& text) override { (depth_ == 1 ? name_ : field_) = std::move(text); }
+  void close_object() override {
+    if (depth_ == 2 && !in_metadata()) finish_entry();
     --depth_;
-    return true;
   }
-  bool start_array(std::size_t) override {
+  void open_list() override {
     const bool known =
-        depth_ == 2 && name_ != "__metadata__" && (field_ == "shape" || field_ == "data_offsets");
+        depth_ == 2 && !in_metadata() && (field_ == "shape" || field_ == "data_offsets");
     if (!known || in_array_) fail("an array where none is allowed");
-    auto& list = field_ == "shape" ? entry_.shape : entry_.offsets;
-    if (list) fail(fmt::format("'{}' appears twice", field_));
-    list.emplace();
+    (field_ == "shape" ? entry_.shape : entry_.offsets).emplace();
     in_array_ = true;
-    return true;
   }
-  bool end_array() override {
-    in_array_ = false;
-    return true;
-  }
-  bool number_unsigned(std::uint64_t value) override {
+  void close_list() override { in_array_ = false; }
+  void integer(std::int64_t value) override {
     if (!in_array_) fail("a number where none is allowed");
+    if (value < 0) fail("negative numbers are not allowed");
     auto& list = field_ == "shape" ? *entry_.shape : *entry_.offsets;
     if (list.size() == 16) fail(fmt::format("'{}' has too many entries", field_));
-    list.push_back(value);
-    return true;
+    list.push_back(static_cast<std::uint64_t>(value));
   }
-  bool string(std::string& text) override {
+  void text(std::string& text) override {
     if (depth_ != 2 || in_array_) fail("a text where none is allowed");
-    if (name_ == "__metadata__") {
-      if (!header_.metadata.emplace(field_, text).second)
-        fail(fmt::format("key '{}' appears twice", field_));
+    if (in_metadata()) {
+      header_.metadata.emplace(field_, text);
     } else if (field_ == "dtype") {
-      if (entry_.dtype) fail("'dtype' appears twice");
       entry_.dtype = text;
     } else {
       fail(fmt::format("unknown field '{}'", field_));
     }
-    return true;
   }
-  bool null() override { fail("null is not allowed"); }
-  bool boolean(bool) override { fail("true and false are not allowed"); }
-  bool number_integer(std::int64_t) override { fail("negative numbers are not allowed"); }
-  bool number_float(double, const std::string&) override { fail("fractions are not allowed"); }
-  bool binary(nlohmann::json::binary_t&) override { fail("binary values are not allowed"); }
-  bool parse_error(std::size_t position,
-                   const std::string&,
-                   const nlohmann::json::exception&) override {
-    throw InputError(fmt::format(
-        "{}: header is not JSON at byte {} of it (file offset {})", file_, position, position + 8));
+  void null() override { fail("null is not allowed"); }
+  void boolean(bool) override { fail("true and false are not allowed"); }
+  void real(double, const std::string& digits) override {
+    fail(fmt::format("the number {} is not allowed; only integers of 64 bits are",
+                     std::string_view(digits).substr(0, 40)));
   }
 
  private:
@@ -116,6 +89,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     std::optional<std::vector<std::uint64_t>> shape, offsets;
   };
 
+  bool in_metadata() const { return name_ == "__metadata__"; }
   [[noreturn]] void fail(const std::string& why) const {
     throw InputError(fmt::format("{}: header entry '{}': {}", file_, name_.substr(0, 200), why));
   }
@@ -161,7 +135,6 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& file_;
   int depth_ = 0;
   bool in_array_ = false;
-  bool metadata_seen_ = false;
   std::string name_, field_;
   Entry entry_;
 };
@@ -205,13 +178,9 @@ void check_coverage(const Header& header, std::uint64_t data_bytes, const std::s
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file) {
   Header header;
   HeaderReader reader(header, file);
-  if (const auto at = zero_byte_in(text)) {
-    throw InputError(
-        fmt::format("{}: zero byte inside the header (file offset {})", file, *at + 8));
-  }
   if (text.empty() || text.front() != '{')
     throw InputError(fmt::format("{}: header does not start with '{{' (file offset 8)", file));
-  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+  read_json(text, file, {.max_bytes = kMaxHeaderBytes, .max_depth = 3, .first_byte = 8}, reader);
   check_coverage(header, data_bytes, file);
   return header;
 }

@@ -29,6 +29,7 @@ class Checker {
     phases();
     optimizer();
     parallel();
+    pipeline();
     activations();
     return std::move(findings_);
   }
@@ -448,6 +449,15 @@ class Checker {
     }
   }
 
+  /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
+  void pipeline() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.pp > 1) return;
+    const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
+    if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
+    if (!parallel.layers.empty()) add({"parallel.layers", "parallel.pp"}, reason);
+  }
+
   void activations() {
     const std::vector<std::string>& patterns = config_.activations.recompute;
     for (const char* word : {"none", "full"}) {
@@ -489,6 +499,20 @@ std::vector<Problem> untrainable(const Config& config) {
                         "model.rope_scaling",
                         "context extension by YaRN can be planned but not trained; remove the "
                         "group to train with plain rotation"});
+  }
+  const auto& parallel = config.parallel;
+  const std::tuple<const char*, std::int64_t, const char*> axes[] = {
+      {"tp", parallel.tp, "tensor parallelism"},
+      {"pp", parallel.pp, "pipeline parallelism"},
+      {"cp", parallel.cp, "context parallelism"},
+      {"etp", parallel.etp, "tensor parallelism inside experts"}};
+  for (const auto& [key, degree, what] : axes) {
+    if (degree > 1)
+      problems.push_back({"",
+                          0,
+                          0,
+                          std::string("parallel.") + key,
+                          std::string(what) + " can be planned but not trained; set the key to 1"});
   }
   return problems;
 }

@@ -116,9 +116,9 @@ constexpr std::array<std::string_view, 2> names_of(MasterWeights) {
   return {"f32", "split"};
 }
 
-enum class PipelineSchedule { one_f_one_b, interleaved, zero_bubble };
-constexpr std::array<std::string_view, 3> names_of(PipelineSchedule) {
-  return {"1f1b", "interleaved", "zero_bubble"};
+enum class PipelineSchedule { one_f_one_b, interleaved, zero_bubble, gpipe };
+constexpr std::array<std::string_view, 4> names_of(PipelineSchedule) {
+  return {"1f1b", "interleaved", "zero_bubble", "gpipe"};
 }
 
 enum class LayerOrder { horizontal, vertical };

@@ -32,6 +32,16 @@ std::string found(const Node& node) {
   return node.quoted ? fmt::format("\"{}\"", text) : text;
 }
 
+// What to write where a list belongs and one value, or one group, stands.
+std::string as_list(const Type& item, const Node& node) {
+  const bool is_text = item.kind == Kind::text || item.kind == Kind::choice;
+  if (node.kind == Node::Kind::scalar && (is_text || !node.quoted))
+    return fmt::format("write it as a list, [{}]", found(node));
+  if (node.kind != Node::Kind::map) return "";
+  return item.kind == Kind::group ? "write a list of groups, [{…}, {…}]"
+                                  : "write a list of values, [value, value]";
+}
+
 double unit_seconds(Unit unit) {
   return unit == Unit::minutes ? 60.0 : 1.0;
 }
@@ -178,7 +188,8 @@ void Reader::list(
                             (node.kind == Node::Kind::map && type.section() != nullptr))) {
     return value(field, *type.item, node, path, type.append(out));
   }
-  if (node.kind != Node::Kind::list) return wrong(field, type, node, path, "");
+  if (node.kind != Node::Kind::list)
+    return wrong(field, type, node, path, as_list(*type.item, node));
   for (std::size_t i = 0; i < node.children.size(); ++i) {
     const std::string item_path = fmt::format("{}[{}]", path, i);
     remember(node.children[i], item_path);

@@ -9,6 +9,8 @@ namespace moesaic::config {
 inline constexpr std::string_view kOtherModel = "it was trained as another model";
 inline constexpr std::string_view kOtherOrder = "the order of the data would change";
 inline constexpr std::string_view kOneValue = "it has one value in this version";
+inline constexpr std::string_view kOrder = "sums are formed in another order";
+inline constexpr std::string_view kPipeline = "it acts with parallel.pp above 1 only";
 inline constexpr std::string_view kInProgress =
     "but sequence length and batch of a phase in progress must not change";
 
@@ -90,16 +92,18 @@ inline constexpr ResumeRule kResumeRules[] = {
      "weights half-way between two numbers are rounded otherwise"},
 
     {"parallel.dp", OnResume::logged, "sums over another number of ranks are rounded differently"},
-    {"parallel.tp", OnResume::logged, kOneValue},
-    {"parallel.pp", OnResume::logged, kOneValue},
-    {"parallel.cp", OnResume::logged, kOneValue},
-    {"parallel.ep", OnResume::logged, kOneValue},
-    {"parallel.etp", OnResume::logged, kOneValue},
-    {"parallel.schedule", OnResume::logged, kOneValue},
+    {"parallel.tp", OnResume::logged, kOrder},
+    {"parallel.pp", OnResume::logged, kOrder},
+    {"parallel.cp", OnResume::logged, kOrder},
+    {"parallel.ep", OnResume::logged, kOrder},
+    {"parallel.etp", OnResume::logged, kOrder},
+    {"parallel.schedule", OnResume::logged, kPipeline},
+    {"parallel.chunks", OnResume::logged, kPipeline},
+    {"parallel.layers", OnResume::logged, kPipeline},
     {"parallel.order", OnResume::logged, kOneValue},
-    {"dispatch.exchange", OnResume::logged, kOneValue},
-    {"dispatch.hierarchy", OnResume::logged, kOneValue},
-    {"dispatch.hops", OnResume::logged, kOneValue},
+    {"dispatch.exchange", OnResume::logged, kOrder},
+    {"dispatch.hierarchy", OnResume::logged, kOrder},
+    {"dispatch.hops", OnResume::logged, kOrder},
     {"dispatch.dtype", OnResume::logged, kOneValue},
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
@@ -108,7 +112,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"memory.host_budget", OnResume::free, ""},
     {"memory.file_budget", OnResume::free, ""},
     {"memory.file_path", OnResume::free, ""},
-    {"comm.ranks_per_node", OnResume::logged, kOneValue},
+    {"comm.ranks_per_node", OnResume::logged, kOrder},
     {"comm.watchdog_s", OnResume::free, ""},
     {"comm.reduction", OnResume::logged, ""},
     {"comm.share_gpu", OnResume::free, ""},

@@ -6,6 +6,7 @@ namespace moesaic::config {
 namespace {
 
 constexpr double kMaxRanks = 1 << 20;
+constexpr double kMaxChunks = 1 << 10;
 constexpr double kMaxCount = 1LL << 40;
 
 }  // namespace
@@ -18,25 +19,41 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
       .also({"data_parallel_size"});
   f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
       .between(1, kMaxRanks)
-      .only_default("tensor parallelism")
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages.")
+  f("pp", &S::pp, "Pipeline stages. More than 1 can be planned, but not trained yet.")
       .between(1, kMaxRanks)
-      .only_default("pipeline parallelism")
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
       .between(1, kMaxRanks)
-      .only_default("context parallelism")
       .also({"context_parallel_size"});
   f("ep", &S::ep, "Expert-parallel degree: ranks that share the experts of a layer.")
       .between(1, kMaxRanks)
-      .only_default("expert parallelism")
       .also({"expert_model_parallel_size", "expert_parallel_size"});
   f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
       .between(1, kMaxRanks)
-      .only_default("tensor parallelism inside experts")
       .also({"expert_tensor_parallel_size"});
-  f("schedule", &S::schedule, "Pipeline schedule.").only_default("pipeline parallelism");
+  f("schedule",
+    &S::schedule,
+    "Pipeline schedule, of effect with pp above 1: a backward as soon as one is ready (1f1b), the "
+    "same over several chunks per stage (interleaved), backward in two parts so that gradients of "
+    "weights fill idle time (zero_bubble: ZB-H1 with one chunk per stage, ZB-V with two), or all "
+    "forwards before all backwards (gpipe).");
+  f("chunks",
+    &S::chunks,
+    "Chunks of consecutive layers that each pipeline stage holds. The chunks of a model are dealt "
+    "to the stages in turn; with zero_bubble and two of them, down the stages and up again.")
+      .between(1, kMaxChunks)
+      .default_is("null (2 with interleaved, else 1)")
+      .also({"virtual_pipeline_model_parallel_size", "num_virtual_stages"});
+  f("layers",
+    &S::layers,
+    "Layers of each chunk of the pipeline, in the order of the model: pp * chunks numbers whose "
+    "sum "
+    "is num_hidden_layers; 0 is allowed for the first and the last chunk, which also hold the "
+    "embedding and the head.")
+      .between(0, kMaxCount)
+      .default_is("[] (balanced by the operations of layers, head and MTP module)")
+      .example("[12, 12, 12, 9]");
   f("order",
     &S::order,
     "Order of layers and micro-batches in a step: every micro-batch through all layers "
@@ -46,13 +63,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {
   using S = DispatchConfig;
-  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.")
-      .only_default("a choice of exchange");
-  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.")
-      .only_default("the hierarchical exchange");
-  f("hops", &S::hops, "Hops of the hierarchical exchange.")
-      .between(2, 3)
-      .only_default("the hierarchical exchange");
+  f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.");
+  f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.");
+  f("hops", &S::hops, "Hops of the hierarchical exchange (3: intra_first only).").between(2, 3);
   f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.")
       .only_default("the exchange in fp8");
 }
@@ -138,8 +151,7 @@ void CommConfig::describe(Fields<CommConfig>& f) {
   using S = CommConfig;
   f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.")
       .between(1, kMaxRanks)
-      .default_is("null (from the launcher)")
-      .only_default("placement by nodes");
+      .default_is("null (from the launcher)");
   f("watchdog_s",
     &S::watchdog_s,
     "Time without progress after which the run ends with exit code 124; 0 = never.")

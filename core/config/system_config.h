@@ -20,6 +20,11 @@ struct ParallelConfig {
   std::int64_t ep = 1;
   std::int64_t etp = 1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::optional<std::int64_t> chunks;  ///< of a stage; empty = chunks_per_stage()
+  std::vector<std::int64_t> layers;    ///< of each chunk; empty = balanced by cost
+  std::int64_t chunks_per_stage() const {
+    return chunks.value_or(schedule == PipelineSchedule::interleaved ? 2 : 1);
+  }
   LayerOrder order = LayerOrder::horizontal;
   static void describe(Fields<ParallelConfig>& f);
 };

@@ -1,51 +1,44 @@
 #include "core/data/chat_record.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+#include <fmt/ranges.h>
 
 #include "core/base/error.h"
-#include "core/base/json_text.h"
+#include "core/base/json_value.h"
 
 namespace moesaic::data {
 namespace {
 
-using nlohmann::json;
+using Kind = JsonValue::Kind;
+
+constexpr JsonLimits kLimits{
+    .max_bytes = kMaxChatRecordBytes, .max_depth = kMaxChatRecordDepth, .first_byte = 1};
 
 class RecordReader {
  public:
-  RecordReader(std::string_view line, const std::string& where) : where_(where) {
-    if (line.size() > kMaxChatRecordBytes)
-      refuse(fmt::format("a record of {} bytes, allowed {}", line.size(), kMaxChatRecordBytes));
-    if (const auto at = zero_byte_in(line))
-      refuse(fmt::format("not JSON: a zero byte behind {} bytes of the line", *at));
-    try {
-      record_ = json::parse(
-          line.begin(), line.end(), [this](int depth, json::parse_event_t event, json& value) {
-            return check(depth, event, value);
-          });
-    } catch (const json::exception& e) {
-      refuse(fmt::format("not JSON: {}", e.what()));
-    }
-    if (!record_.is_object()) refuse("not a JSON object");
+  RecordReader(std::string_view line, const std::string& where)
+      : where_(where), record_(parse_json(line, where, kLimits)) {
+    if (!record_.is(Kind::object))
+      refuse(fmt::format("is {}, must be a JSON object", kind_name(record_.kind)));
   }
 
   std::vector<ChatPiece> pieces() const {
-    const bool chat = record_.contains("messages"), pair = record_.contains("prompt");
+    const bool chat = record_.find("messages") != nullptr, pair = record_.find("prompt") != nullptr;
     if (chat == pair) {
       std::vector<std::string> keys;
-      for (const auto& [key, value] : record_.items())
+      for (const auto& key : record_.keys) {
+        if (keys.size() == 8) break;
         keys.push_back(key.size() > 30 ? key.substr(0, 30) + "…" : key);
-      if (keys.size() > 8) keys.resize(8);
+      }
       refuse(fmt::format(
           "a record needs either \"messages\" or \"prompt\" and \"completion\"; found the keys: "
           "{}{}",
           fmt::join(keys, ", "),
-          record_.contains("text") ? "; plain text is prepared with 'moesaic data tokenize'" : ""));
+          record_.find("text") != nullptr ? "; plain text is prepared with 'moesaic data tokenize'"
+                                          : ""));
     }
     return chat ? messages() : completion();
   }
@@ -55,39 +48,31 @@ class RecordReader {
     throw InputError(fmt::format("{}: {}", where_, what));
   }
 
-  bool check(int depth, json::parse_event_t event, const json& value) {
-    if (depth > kMaxChatRecordDepth)
-      refuse(fmt::format("nested deeper than {} levels", kMaxChatRecordDepth));
-    if (event == json::parse_event_t::object_start) keys_[depth + 1].clear();
-    if (event == json::parse_event_t::key && !keys_[depth].insert(value.get<std::string>()).second)
-      refuse(fmt::format("the key \"{}\" is given twice", value.get<std::string>()));
-    return true;
-  }
-
-  std::string text_of(const json& object, const char* key, const std::string& what) const {
-    const auto it = object.find(key);
-    if (it == object.end()) refuse(fmt::format("{} has no \"{}\"", what, key));
-    if (!it->is_string()) {
+  std::string text_of(const JsonValue& object, const char* key, const std::string& what) const {
+    const JsonValue* found = object.find(key);
+    if (found == nullptr) refuse(fmt::format("{} has no \"{}\"", what, key));
+    if (!found->is(Kind::text)) {
       refuse(fmt::format("\"{}\" of {} is {}, allowed: a text{}",
                          key,
                          what,
-                         it->type_name(),
-                         it->is_array() ? " (parts such as images are not supported)" : ""));
+                         kind_name(found->kind),
+                         found->is(Kind::list) ? " (parts such as images are not supported)" : ""));
     }
-    return it->get<std::string>();
+    return found->text;
   }
 
   std::vector<ChatPiece> messages() const {
-    const json& list = record_["messages"];
-    if (!list.is_array())
-      refuse(fmt::format("\"messages\" is {}, allowed: a list", list.type_name()));
+    const JsonValue& list = *record_.find("messages");
+    if (!list.is(Kind::list))
+      refuse(fmt::format("\"messages\" is {}, allowed: a list", kind_name(list.kind)));
     std::vector<ChatPiece> pieces;
     bool has_target = false;
-    for (std::size_t i = 0; i < list.size(); ++i) {
+    for (std::size_t i = 0; i < list.items.size(); ++i) {
+      const JsonValue& message = list.items[i];
       const std::string what = fmt::format("message {}", i);
-      if (!list[i].is_object())
-        refuse(fmt::format("{} is {}, allowed: an object", what, list[i].type_name()));
-      const std::string role = text_of(list[i], "role", what);
+      if (!message.is(Kind::object))
+        refuse(fmt::format("{} is {}, allowed: an object", what, kind_name(message.kind)));
+      const std::string role = text_of(message, "role", what);
       const bool plain =
           !role.empty() && role.size() <= 64 && std::all_of(role.begin(), role.end(), [](char c) {
             return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -97,7 +82,7 @@ class RecordReader {
       const bool target = role == "assistant";
       has_target = has_target || target;
       pieces.push_back({fmt::format("{}<|im_start|>{}\n", i > 0 ? "\n" : "", role), false, true});
-      pieces.push_back({text_of(list[i], "content", what), target, false});
+      pieces.push_back({text_of(message, "content", what), target, false});
       pieces.push_back({"<|im_end|>", target, true});
     }
     if (!has_target) refuse("no message of role \"assistant\": there is nothing to learn");
@@ -113,8 +98,7 @@ class RecordReader {
   }
 
   std::string where_;
-  std::map<int, std::set<std::string>> keys_;  // of the object that is open at each depth
-  json record_;
+  JsonValue record_;
 };
 
 }  // namespace

@@ -19,20 +19,25 @@
 namespace moesaic::data {
 namespace {
 
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
+constexpr std::size_t kBuffer = std::size_t{1} << 20;  // of a large file, or a pipe
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // A file or pipe, line by line, in parts where a line is long.
 class LineFile {
  public:
-  explicit LineFile(const std::string& path) : path_(path), buffer_(kBuffer) {
+  explicit LineFile(const std::string& path) : path_(path) {
     fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd_ < 0) throw InputError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
     struct stat info {};
-    if (::fstat(fd_, &info) == 0 && S_ISDIR(info.st_mode)) {
+    const bool known = ::fstat(fd_, &info) == 0;
+    if (known && S_ISDIR(info.st_mode)) {
       ::close(fd_);
       throw InputError(fmt::format("{}: a folder; name text or JSONL files", path));
     }
+    // Many data sets are many small files: those get a small buffer, with a byte to see their end. Files of the system have no size.
+    const auto bytes = known && S_ISREG(info.st_mode) ? static_cast<std::size_t>(info.st_size) : 0;
+    capacity_ = bytes == 0 ? kBuffer : std::min(bytes + 1, kBuffer);
+    buffer_ = std::make_unique_for_overwrite<char[]>(capacity_);
   }
   ~LineFile() { ::close(fd_); }
   LineFile(const LineFile&) = delete;
@@ -42,7 +47,7 @@ class LineFile {
   /// until the next call.
   std::string_view part(std::atomic<std::int64_t>& bytes_read) {
     if (at_ == filled_) fill(bytes_read);
-    const std::string_view rest(buffer_.data() + at_, filled_ - at_);
+    const std::string_view rest(buffer_.get() + at_, filled_ - at_);
     const auto newline = rest.find('\n');
     const std::string_view part =
         newline == std::string_view::npos ? rest : rest.substr(0, newline + 1);
@@ -51,14 +56,14 @@ class LineFile {
   }
   std::string_view first_bytes(std::atomic<std::int64_t>& bytes_read) {
     if (filled_ == 0) fill(bytes_read);
-    return {buffer_.data(), filled_};
+    return {buffer_.get(), filled_};
   }
 
  private:
   void fill(std::atomic<std::int64_t>& bytes_read) {
     ssize_t got;
     do {
-      got = ::read(fd_, buffer_.data(), buffer_.size());
+      got = ::read(fd_, buffer_.get(), capacity_);
     } while (got < 0 && errno == EINTR);
     if (got < 0)
       throw InputError(fmt::format("{}: cannot be read: {}", path_, std::strerror(errno)));
@@ -68,8 +73,8 @@ class LineFile {
   }
   std::string path_;
   int fd_ = -1;
-  std::vector<char> buffer_;
-  std::size_t at_ = 0, filled_ = 0;
+  std::unique_ptr<char[]> buffer_;  // not filled beforehand
+  std::size_t capacity_ = 0, at_ = 0, filled_ = 0;
 };
 
 bool is_blank(std::string_view line) {
@@ -100,7 +105,8 @@ struct DocumentReader::Impl {
   bool line_start = true;
   std::atomic<std::int64_t> bytes_read{0}, empty{0};
 
-  std::string pending;  // of the open document, as far as it was not handed out
+  std::string pending;     // of the open document
+  std::size_t handed = 0;  // … and how much of that was handed out
   std::int64_t document_line = 0;
   bool complete = false;   // `pending` holds the rest of its document
   bool is_long = false;    // … which comes in pieces
@@ -109,6 +115,7 @@ struct DocumentReader::Impl {
 
   std::size_t most() const { return static_cast<std::size_t>(options.max_document); }
   std::size_t piece() const { return static_cast<std::size_t>(options.piece); }
+  std::string_view rest() const { return std::string_view(pending).substr(handed); }
   std::string here(std::int64_t at) const {
     return fmt::format("{}:{}", inputs[next_file - 1], at);
   }
@@ -140,7 +147,7 @@ bool DocumentReader::Impl::open_next() {
 
 // Whether the open document may still grow. One that is too long is refused, or comes in pieces from here on.
 bool DocumentReader::Impl::keep_reading() {
-  if (pending.size() <= (is_long ? piece() : most())) return true;
+  if (rest().size() <= (is_long ? piece() : most())) return true;
   is_long = true;
   if (options.split_long) return false;
   throw InputError(fmt::format(
@@ -161,7 +168,7 @@ void DocumentReader::Impl::read_text() {
     }
     if (line_start) {
       ++line;
-      if (pending.empty() && !continued) document_line = line;
+      if (rest().empty() && !continued) document_line = line;
       bool separator = part == "\f\n";
       if (part == "\f") {  // its newline may be beyond what is in memory
         part = file->part(bytes_read);
@@ -209,15 +216,19 @@ void DocumentReader::Impl::read_json() {
 }
 
 void DocumentReader::Impl::hand_out(TextPiece& out, std::size_t bytes) {
-  out.ends_document = complete && bytes == pending.size();
+  out.ends_document = complete && bytes == rest().size();
   out.file = static_cast<std::uint32_t>(next_file - 1);
   out.line = document_line;
-  if (bytes == pending.size()) {
+  if (handed == 0 && bytes == pending.size()) {
     out.text = std::move(pending);
     pending.clear();
   } else {
-    out.text.assign(pending, 0, bytes);
-    pending.erase(0, bytes);
+    out.text.assign(pending, handed, bytes);
+    handed += bytes;
+    if (2 * handed >= pending.size()) {  // not for every small piece of a large part
+      pending.erase(0, handed);
+      handed = 0;
+    }
   }
   continued = !out.ends_document;
   if (out.ends_document) complete = is_long = false;
@@ -225,21 +236,21 @@ void DocumentReader::Impl::hand_out(TextPiece& out, std::size_t bytes) {
 
 bool DocumentReader::Impl::next(TextPiece& out) {
   for (;;) {
-    if (!complete && !(is_long && pending.size() > piece())) {
+    if (!complete && !(is_long && rest().size() > piece())) {
       if (file_done && !open_next()) return false;
       jsonl ? read_json() : read_text();
     }
-    if (is_long && pending.size() > piece()) {
-      hand_out(out, cut_of(pending, piece()));
+    if (is_long && rest().size() > piece()) {
+      hand_out(out, cut_of(rest(), piece()));
       return true;
     }
     if (!complete) continue;  // the end of a JSONL file
-    if (pending.empty() && !continued) {
+    if (rest().empty() && !continued) {
       if (jsonl || !file_done) ++empty;  // behind the last separator of a text there is no document
       complete = false;
       continue;
     }
-    hand_out(out, pending.size());
+    hand_out(out, rest().size());
     return true;
   }
 }

@@ -16,7 +16,7 @@ struct Known {
   const char* meaning;
 };
 
-constexpr std::array<Known, 12> kKnown{{
+constexpr std::array<Known, 14> kKnown{{
     {"version https://git-lfs",
      "a Git LFS pointer, not the data; fetch the file with 'git lfs pull'"},
     {std::string_view("MMIDIDX\0\0", 9), "a Megatron index (.idx)"},
@@ -24,6 +24,8 @@ constexpr std::array<Known, 12> kKnown{{
      "an index of Megatron's older format, which was not made for mapping; tokenise again with "
      "--dataset-impl mmap"},
     {"BIN.TOK\n", "a token file of LLMQ, which is not supported; moesaic writes Megatron files"},
+    {"\x01\x34\xD8\x88", "a GPT-2 token file of llm.c in big-endian byte order; swap its bytes"},
+    {"\x01\x34\xD9\xA1", "a Llama 3 token file of llm.c in big-endian byte order; swap its bytes"},
     {"\x1f\x8b", "a gzip file; unpack it"},
     {"\x28\xb5\x2f\xfd", "a zstd file; unpack it"},
     {"\xfd"

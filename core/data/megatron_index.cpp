@@ -59,15 +59,18 @@ MegatronIndex::MegatronIndex(std::span<const std::byte> idx,
   check_sequences(bin_bytes, idx_name, bin_name);
 }
 
+void MegatronIndex::require_magic(std::span<const std::byte> idx, const std::string& idx_name) {
+  if (idx.size() >= kMagicBytes && std::memcmp(idx.data(), kMagic, kMagicBytes) == 0) return;
+  const std::string kind = looks_like(idx);
+  bad_file(idx_name,
+           0,
+           fmt::format("not a Megatron index: magic {}, allowed \"MMIDIDX\\0\\0\"{}",
+                       idx.empty() ? "missing" : shown_bytes(idx),
+                       kind.empty() ? "" : "; this is " + kind));
+}
+
 void MegatronIndex::read_header(const std::string& idx_name) {
-  if (idx_.size() < kMagicBytes || std::memcmp(idx_.data(), kMagic, kMagicBytes) != 0) {
-    const std::string kind = looks_like(idx_);
-    bad_file(idx_name,
-             0,
-             fmt::format("not a Megatron index: magic {}, allowed \"MMIDIDX\\0\\0\"{}",
-                         idx_.empty() ? "missing" : shown_bytes(idx_),
-                         kind.empty() ? "" : "; this is " + kind));
-  }
+  require_magic(idx_, idx_name);
   if (idx_.size() < kHeaderBytes) {
     bad_file(
         idx_name,

@@ -36,6 +36,9 @@ class MegatronIndex {
 
   static constexpr std::size_t kHeaderBytes = 34;
 
+  /// Throws InputError unless the file begins as an index; says what else it seems to be.
+  static void require_magic(std::span<const std::byte> idx, const std::string& idx_name);
+
  private:
   void read_header(const std::string& idx_name);
   void check_size(const std::string& idx_name);

@@ -96,6 +96,11 @@ class MegatronSource final : public TokenSource {
 
 std::unique_ptr<TokenSource> open_megatron(const std::string& path, std::int64_t vocab_size) {
   const PairNames names = pair_names(path);
+  if (std::filesystem::exists(names.idx)) {
+    // What is no index is told as that, also where its .bin is missing.
+    const MappedFile idx(names.idx, MappedFile::Links::follow);
+    MegatronIndex::require_magic({idx.data(), idx.size()}, names.idx);
+  }
   for (const auto& [missing, present, hint] :
        {std::tuple{names.idx, names.bin, "is this a raw file? then set data.format: nanogpt"},
         std::tuple{names.bin, names.idx, "copy both"}}) {

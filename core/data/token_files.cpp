@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/data/chat_source.h"
+#include "core/data/foreign_file.h"
 #include "core/data/joined_source.h"
 #include "core/data/llmc_header.h"
 #include "core/data/megatron_source.h"
@@ -33,9 +34,13 @@ std::string without(const std::string& text, const std::string& end) {
 // An index stands for its pair, so that .bin and .idx do not count twice.
 std::vector<std::string> files_of_folder(const std::string& folder) {
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  std::error_code error;
+  const fs::directory_iterator entries(folder, error);
+  if (error) throw InputError(fmt::format("{}: cannot be listed: {}", folder, error.message()));
+  for (const auto& entry : entries) {
     const std::string path = entry.path().string();
-    if (!entry.is_regular_file() || entry.path().filename().string().starts_with(".")) continue;
+    if (!entry.is_regular_file(error) || entry.path().filename().string().starts_with("."))
+      continue;
     if (ends_with(path, ".idx"))
       names.insert(without(path, ".idx"));
     else if (ends_with(path, ".bin"))
@@ -105,14 +110,17 @@ DataFormat format_of_file(const std::string& path, DataFormat format) {
   if (!fs::exists(path, error) && fs::exists(path + ".idx", error)) return DataFormat::megatron;
   if (!ends_with(path, ".bin")) return DataFormat::bytes_text;
   if (fs::exists(pair_names(path).idx, error)) return DataFormat::megatron;
-  if (has_llmc_magic(first_bytes(path))) return DataFormat::llmc;
+  const std::vector<std::byte> start = first_bytes(path);
+  if (has_llmc_magic(start)) return DataFormat::llmc;
   if (!fs::exists(path, error))
     throw InputError(fmt::format("{}: cannot open: No such file", path));
+  const std::string kind = looks_like(start);
   throw InputError(fmt::format(
-      "{}: a .bin file without {} beside it and without a header of llm.c; for raw tokens set "
+      "{}: a .bin file without {} beside it and without a header of llm.c{}; for raw tokens set "
       "data.format: nanogpt (and data.token_dtype), for a Megatron pair copy its .idx too",
       path,
-      pair_names(path).idx));
+      pair_names(path).idx,
+      kind.empty() ? "" : ". This is " + kind));
 }
 
 std::unique_ptr<TokenSource> open_file(const std::string& path, const FileOptions& options) {

@@ -171,6 +171,16 @@ ModelOptions model_options(const config::ModelConfig& model, const config::Train
   return o;
 }
 
+MeshConfig mesh_config(const config::ParallelConfig& parallel) {
+  const auto degree = [](std::int64_t n) { return static_cast<int>(n); };
+  return {.pp = degree(parallel.pp),
+          .dp = degree(parallel.dp.value_or(0)),
+          .cp = degree(parallel.cp),
+          .tp = degree(parallel.tp),
+          .ep = degree(parallel.ep),
+          .etp = degree(parallel.etp)};
+}
+
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
   const auto& words = activations.recompute;
   if (words.size() == 1 && words.front() == "full") return {.all = true, .patterns = {}};

@@ -9,6 +9,7 @@
 #include "core/config/config.h"
 #include "core/model/options.h"
 #include "core/nn/tape.h"
+#include "parallel/mesh.h"
 
 namespace moesaic {
 
@@ -16,6 +17,9 @@ class Model;
 
 /// The modules' sizes and choices for a configuration that passed its checks.
 ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train);
+
+/// The degrees of section `parallel`; without parallel.dp all ranks that the other axes leave.
+MeshConfig mesh_config(const config::ParallelConfig& parallel);
 
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);

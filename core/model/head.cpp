@@ -47,6 +47,29 @@ void VocabHead::loss(Tape& tape, ConstTensorView n, const Target& target, Tensor
   }
 }
 
+void VocabHead::log_probabilities(RunContext& context,
+                                  ConstTensorView n,
+                                  ConstTensorView targets,
+                                  TensorView logp) const {
+  const DType stats = context.params.precision().stats;
+  const std::int64_t tokens = n.dim(0),
+                     rows = std::min(chunk_rows_, std::max<std::int64_t>(1, tokens));
+  const Arena::Mark mark(context.transient);
+  const TensorView logits = context.transient.take(Shape{rows, vocabulary_}, stats, "logits");
+  const TensorView sum = context.transient.take(Shape{1}, stats, "loss, not used");
+  const WeightLease w = context.params.acquire(weight_, stream_of(context.backend));
+  for (std::int64_t begin = 0; begin < tokens; begin += rows) {
+    const std::int64_t end = std::min(tokens, begin + rows);
+    const TensorView chunk = logits.rows(0, end - begin);
+    run(context.backend, linear_forward(chunk, n.rows(begin, end), w.view()));
+    run(context.backend,
+        CrossEntropy{.loss_sum = sum,
+                     .logp = logp.rows(begin, end),
+                     .logits = chunk,
+                     .targets = targets.rows(begin, end)});
+  }
+}
+
 void VocabHead::logits(RunContext& context, ConstTensorView n, TensorView out) const {
   const WeightLease w = context.params.acquire(weight_, stream_of(context.backend));
   run(context.backend, linear_forward(out, n, w.view()));

@@ -18,6 +18,12 @@ class VocabHead {
   };
   /// dn [T, d] is overwritten with scale / divisor times the gradient; empty = loss only.
   void loss(Tape& tape, ConstTensorView n, const Target& target, TensorView dn) const;
+  /// logp [T] (statistics type): log-probability of each target, 0 where the target is kIgnoredTarget. In chunks of rows,
+  /// as loss().
+  void log_probabilities(RunContext& context,
+                         ConstTensorView n,
+                         ConstTensorView targets,
+                         TensorView logp) const;
   /// Plain logits of a few rows (generation): out [rows, vocabulary], statistics type.
   void logits(RunContext& context, ConstTensorView n, TensorView out) const;
   std::int64_t vocabulary() const noexcept { return vocabulary_; }

@@ -27,8 +27,8 @@ std::int64_t capacity_of(const MoeOptions& o, std::int64_t tokens) {
 }
 
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
-    : options_(options), prefix_(prefix), precision_(params.precision()) {
-  const std::int64_t d = options.hidden, e = options.experts, f = options.inner,
+    : options_(options), prefix_(prefix), precision_(params.precision()), params_(params) {
+  const std::int64_t d = options.hidden, e = options.experts,
                      l = options.latent > 0 ? options.latent : d;
   const bool needs_cutoff =
       options.bias_rule == BiasRule::quantile || options.bias_rule == BiasRule::quantile_exact;
@@ -73,21 +73,7 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
     latent_up_ = params.declare(
         matrix_spec(prefix + "routed_expert_up_proj.weight", d, l, options.init_std, Part::latent));
   }
-  const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols) {
-    auto s = matrix_spec(prefix + "experts.{}." + which + ".weight",
-                         rows,
-                         cols,
-                         options.init_std,
-                         Part::routed_expert);
-    s.members = e;
-    s.active_members = options.top_k;
-    s.use_counts = counts_;
-    return s;
-  };
-  w13_ = params.declare_storage(prefix + "experts.w13", e, 2 * f, l, StoredAs::compute);
-  params.declare(expert("w1", f, l), w13_, 0);
-  params.declare(expert("w3", f, l), w13_, f);
-  w2_ = params.declare(expert("w2", l, f));
+  declare_experts_parameters(params);
   if (options.shared_inner > 0) {
     shared_ = std::make_unique<GatedMlp>(
         params,
@@ -97,10 +83,47 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
   }
 }
 
+// Each rank of an expert group holds an equal run of the experts.
+void MoeLayer::declare_experts_parameters(ParameterStore& params) {
+  const std::int64_t f = options_.inner,
+                     l = options_.latent > 0 ? options_.latent : options_.hidden;
+  const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols) {
+    auto s = matrix_spec(prefix_ + "experts.{}." + which + ".weight",
+                         rows,
+                         cols,
+                         options_.init_std,
+                         Part::routed_expert);
+    s.members = options_.experts;
+    s.active_members = options_.top_k;
+    s.use_counts = counts_;
+    s.placement = {{{Axis::ep, 0}}, AxisFamily::expert};
+    return s;
+  };
+  const std::int64_t ranks = params.position().extent(Axis::ep);
+  w13_ = params.declare_storage(
+      prefix_ + "experts.w13", options_.experts / ranks, 2 * f, l, StoredAs::compute);
+  params.declare(expert("w1", f, l), w13_, 0);
+  params.declare(expert("w3", f, l), w13_, f);
+  w2_ = params.declare(expert("w2", l, f));
+}
+
 void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
+  a_ = {};
   a_.x = x;
   capacity_ = capacity_of(options_, bounds.tokens);
+  exchange_ = bounds.exchange;
+  MOESAIC_CHECK((exchange_ != nullptr) == (params_.position().extent(Axis::ep) > 1),
+                "experts on several ranks need an exchange");
   declare_routing(tape, bounds.tokens);
+  if (exchange_ != nullptr) {
+    declare_exchange(tape, bounds);
+  } else {
+    a_.here_topk = a_.topk;
+    a_.here_weights = a_.weights;
+    tokens_here_ = bounds.tokens;
+    copies_here_ = bounds.tokens * options_.top_k;
+  }
+  declare_sort(tape);
   declare_experts(tape, bounds.tokens);
   declare_output(tape, bounds, y);
 }
@@ -157,23 +180,6 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
         },
         StepKind::chooses);
   }
-  a_.offsets = tape.activation("moe.offsets", {e + 1}, DType::i32);
-  a_.row_of_assignment = tape.activation("moe.row_of_assignment", {tokens, k}, DType::i32);
-  a_.token_of_row = tape.activation("moe.token_of_row", {tokens * k}, DType::i32);
-  std::vector<ActId> reads{a_.topk};
-  if (a_.kept.valid()) reads.push_back(a_.kept);
-  tape.step(
-      "moe.plan",
-      reads,
-      {a_.offsets, a_.row_of_assignment, a_.token_of_row},
-      [this](Tape& p) {
-        p.run(DispatchPlan{.offsets = p.out(a_.offsets),
-                           .row_of_assignment = p.out(a_.row_of_assignment),
-                           .token_of_row = p.out(a_.token_of_row),
-                           .topk = p.in(a_.topk),
-                           .kept = a_.kept.valid() ? p.in(a_.kept) : ConstTensorView()});
-      },
-      StepKind::chooses);
   // Counters change state, so they are a step of their own that nothing reads: replays never repeat it.
   tape.step(
       "moe.count",
@@ -183,9 +189,82 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
       StepKind::chooses);
 }
 
+// The counts of all ranks are waited for behind the shared experts.
+void MoeLayer::declare_exchange(TapeSpec& tape, const Bounds& bounds) {
+  const ExchangeBounds& b = exchange_->bounds();
+  tokens_here_ = b.rows;
+  copies_here_ = b.copies;
+  plan_ = tape.host_value(
+      [this] { return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device())); });
+  a_.plan = tape.activation("moe.exchange_plan", {b.plan_bytes}, DType::u8);
+  std::vector<ActId> reads{a_.topk, a_.weights};
+  if (a_.kept.valid()) reads.push_back(a_.kept);
+  tape.step(
+      "moe.exchange_plan",
+      reads,
+      {a_.plan},
+      [this](Tape& p) {
+        exchange_->begin_plan(plan_of(p),
+                              p.backend(),
+                              p.out(a_.plan),
+                              {.topk = p.in(a_.topk),
+                               .weights = p.in(a_.weights),
+                               .kept = a_.kept.valid() ? p.in(a_.kept) : ConstTensorView()});
+      },
+      StepKind::chooses);
+  if (shared_) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  a_.here_topk = tape.activation("moe.here_topk", {b.rows, options_.top_k}, DType::i32);
+  a_.here_weights = tape.activation("moe.here_weights", {b.rows, options_.top_k}, precision_.stats);
+  a_.here_count = tape.activation("moe.here_count", {1}, DType::i32);
+  tape.step(
+      "moe.exchange_choices",
+      {a_.plan},
+      {a_.here_topk, a_.here_weights, a_.here_count},
+      [this](Tape& p) {
+        exchange_->finish_plan(plan_of(p), p.backend());
+        exchange_->dispatch_choices(plan_of(p),
+                                    p.backend(),
+                                    0,
+                                    p.out(a_.here_topk),
+                                    p.out(a_.here_weights),
+                                    p.out(a_.here_count));
+      },
+      StepKind::chooses);
+}
+
+void MoeLayer::declare_sort(TapeSpec& tape) {
+  const std::int64_t experts = params_.members_here(params_.params_of(w2_).front());
+  a_.offsets = tape.activation("moe.offsets", {experts + 1}, DType::i32);
+  a_.row_of_assignment =
+      tape.activation("moe.row_of_assignment", {tokens_here_, options_.top_k}, DType::i32);
+  a_.token_of_row = tape.activation("moe.token_of_row", {copies_here_}, DType::i32);
+  std::vector<ActId> reads{a_.here_topk};
+  // What was dropped does not travel.
+  const bool drops = a_.kept.valid() && exchange_ == nullptr;
+  if (drops) reads.push_back(a_.kept);
+  if (a_.here_count.valid()) reads.push_back(a_.here_count);
+  tape.step(
+      "moe.plan",
+      reads,
+      {a_.offsets, a_.row_of_assignment, a_.token_of_row},
+      [this, drops](Tape& p) {
+        p.run(DispatchPlan{.offsets = p.out(a_.offsets),
+                           .row_of_assignment = p.out(a_.row_of_assignment),
+                           .token_of_row = p.out(a_.token_of_row),
+                           .topk = p.in(a_.here_topk),
+                           .kept = drops ? p.in(a_.kept) : ConstTensorView(),
+                           .token_count = count_here(p)});
+      },
+      StepKind::chooses);
+}
+
+ConstTensorView MoeLayer::count_here(Tape& tape) const {
+  return a_.here_count.valid() ? tape.in(a_.here_count) : ConstTensorView();
+}
+
 void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   const DType compute = precision_.compute;
-  const std::int64_t rows = tokens * options_.top_k, f = options_.inner,
+  const std::int64_t rows = copies_here_, f = options_.inner,
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
   if (options_.latent > 0) {
     a_.z = tape.activation("moe.z", {tokens, l}, compute);
@@ -195,12 +274,19 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   } else {
     a_.z = a_.x;
   }
+  a_.here_z = a_.z;
+  if (exchange_ != nullptr) {
+    a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
+    tape.step("moe.exchange", {a_.z, a_.plan, a_.here_count}, {a_.here_z}, [this](Tape& p) {
+      exchange_->dispatch(plan_of(p), p.backend(), p.out(a_.here_z), p.in(a_.z));
+    });
+  }
   a_.xs = tape.activation("moe.xs", {rows, l}, compute);
   a_.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
   a_.h = tape.activation("moe.h", {rows, f}, compute);
   a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
-  tape.step("moe.dispatch", {a_.z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
-    p.run(dispatch_rows(p.out(a_.xs), p.in(a_.z), p.in(a_.token_of_row), p.in(a_.offsets)));
+  tape.step("moe.dispatch", {a_.here_z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
+    p.run(dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
   });
   tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up}, [this](Tape& p) {
     const WeightLease w = p.weight(w13_);
@@ -229,10 +315,20 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
 void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
   const std::int64_t tokens = bounds.tokens;
   const DType compute = precision_.compute;
+  const std::vector<ActId> parts{a_.ye, a_.here_weights, a_.row_of_assignment};
+  std::vector<ActId> reads = parts;
+  if (exchange_ != nullptr) {
+    const std::int64_t l = options_.latent > 0 ? options_.latent : options_.hidden;
+    a_.here_u = tape.activation("moe.here_u", {tokens_here_, l}, compute);
+    tape.step("moe.combine_here", parts, {a_.here_u}, [this](Tape& p) {
+      combine_here(p, p.out(a_.here_u));
+    });
+    reads = {a_.here_u, a_.plan};
+  }
   const auto combine = [this](Tape& p, ActId u) {
-    p.run(combine_rows(p.out(u), p.in(a_.ye), p.in(a_.weights), p.in(a_.row_of_assignment)));
+    if (exchange_ == nullptr) return combine_here(p, p.out(u));
+    exchange_->combine(plan_of(p), p.backend(), p.out(u), p.in(a_.here_u));
   };
-  std::vector<ActId> reads{a_.ye, a_.weights, a_.row_of_assignment};
   if (options_.latent > 0) {
     a_.u = tape.activation("moe.u", {tokens, options_.latent}, compute);
     tape.step("moe.combine", reads, {a_.u}, [this, combine](Tape& p) { combine(p, a_.u); });
@@ -251,7 +347,7 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     }
     reads = {a_.un};
   }
-  if (shared_) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  if (shared_ && exchange_ == nullptr) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
   tape.step("moe.output", reads, {y}, [this, y, combine](Tape& p) {
     if (options_.latent > 0) {
       linear(p, p.out(y), p.in(a_.un), latent_up_);
@@ -260,6 +356,13 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     }
     if (shared_) shared_->add_output(p, p.out(y), true);
   });
+}
+
+void MoeLayer::combine_here(Tape& tape, TensorView u) const {
+  CombineRows op =
+      combine_rows(u, tape.in(a_.ye), tape.in(a_.here_weights), tape.in(a_.row_of_assignment));
+  op.token_count = count_here(tape);
+  tape.run(op);
 }
 
 RouterLosses MoeLayer::losses(Tape& tape) const {
@@ -303,17 +406,37 @@ void MoeLayer::count(Tape& tape) {
   }
 }
 
-// From du [T, l] to dz [T, l]; fills dweights [T, k]. SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
+// From du [T, l] to dz [T, l]; fills dweights [T, k].
 TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView dweights) {
+  const DType compute = precision_.compute;
+  const TensorView dz = tape.temp(du.shape(), compute, "d moe.z");
+  if (exchange_ == nullptr) {
+    backward_here(tape, du, dz, dweights);
+    return dz;
+  }
+  tape.in(a_.plan);
+  const Shape here{tokens_here_, du.dim(1)};
+  const TensorView here_du = tape.temp(here, compute, "d moe.here_u"),
+                   here_dz = tape.temp(here, compute, "d moe.here_z"),
+                   here_dweights = tape.temp(
+                       {tokens_here_, options_.top_k}, precision_.stats, "d moe.here_weights");
+  ExchangePlan& plan = plan_of(tape);
+  exchange_->dispatch(plan, tape.backend(), here_du, du);
+  backward_here(tape, here_du, here_dz, here_dweights);
+  exchange_->combine(plan, tape.backend(), dz, here_dz);
+  exchange_->combine(plan, tape.backend(), dweights, here_dweights);
+  return dz;
+}
+
+// Where the experts are; SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
+void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights) {
   const DType compute = precision_.compute;
   const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets),
                         xs = tape.in(a_.xs);
-  for (const ActId id : {a_.token_of_row, a_.weights, a_.row_of_assignment})
+  for (const ActId id : {a_.token_of_row, a_.here_weights, a_.row_of_assignment})
     tape.in(id);
   const std::int64_t rows = gate_up.dim(0), f = options_.inner, l = du.dim(1);
   const ParameterStore& params = tape.context().params;
-
-  const TensorView dz = tape.temp({du.dim(0), l}, compute, "d moe.z");
   const Tape::Scope scope(tape);  // by far the most that a layer takes
 
   const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
@@ -329,7 +452,7 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
   }
   const TensorView row_weight = tape.temp({rows}, precision_.stats, "moe.row_weight");
   tape.run(RowWeightForward{.row_weight = row_weight,
-                            .weights = tape.in(a_.weights),
+                            .weights = tape.in(a_.here_weights),
                             .row_of_assignment = tape.in(a_.row_of_assignment)});
   const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
   const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
@@ -373,8 +496,9 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
                                         .offsets = offsets,
                                         .slot_of_expert = params.slot_of_member(w13_)});
   }
-  tape.run(dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment)));
-  return dz;
+  CombineRows sum = dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment));
+  sum.token_count = count_here(tape);
+  tape.run(sum);
 }
 
 void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView dx) {

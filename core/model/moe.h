@@ -16,6 +16,10 @@ std::int64_t capacity_of(const MoeOptions& options, std::int64_t tokens);
 ///   u = sum_j w_j E_j(z),  z = x W_d^T (latent) or x,  y = RMSNorm(u) W_u^T (latent) or u,  plus shared experts
 ///
 /// Routing is chosen once per micro-batch and saved; rows are sorted by expert, their number lives in tensors.
+///
+/// With expert parallelism (Bounds::exchange) a rank holds some of the experts: z travels to the ranks of its experts, which
+/// sort the rows that came and form their part of u; the parts are added up where the token is. Routing, balancing and the
+/// projections stay with the token.
 class MoeLayer : public Module {
  public:
   MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options);
@@ -48,24 +52,38 @@ class MoeLayer : public Module {
   struct Activations {
     ActId x, logits, scores, topk, weights, cutoff, counts, kept, offsets, row_of_assignment,
         token_of_row, z, xs, row_weight, gate_up, h, ye, u, u_inv_rms, un;
+    // Tokens at their experts: those of this rank, or what the exchange brought.
+    ActId plan, here_topk, here_weights, here_count, here_z, here_u;
   };
   const Activations& activations() const noexcept { return a_; }
   /// A choice to replay in the next forward passes, i32 [T, k]; empty = choose.
   void set_given(ConstTensorView given) { given_ = given; }
 
  private:
+  void declare_experts_parameters(ParameterStore& params);
   void declare_routing(TapeSpec& tape, std::int64_t tokens);
+  void declare_exchange(TapeSpec& tape, const Bounds& bounds);
+  void declare_sort(TapeSpec& tape);
   void declare_experts(TapeSpec& tape, std::int64_t tokens);
   void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
   RouterLosses losses(Tape& tape) const;
   void count(Tape& tape);
+  /// Sums over a token's rows, where its experts are.
+  void combine_here(Tape& tape, TensorView u) const;
+  ConstTensorView count_here(Tape& tape) const;
+  ExchangePlan& plan_of(Tape& tape) const { return tape.host<ExchangePlan>(plan_); }
   TensorView backward_experts(Tape& tape, ConstTensorView du, TensorView dweights);
+  void backward_here(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
   void backward_router(Tape& tape, ConstTensorView dweights, TensorView dx);
 
   MoeOptions options_;
   std::int64_t capacity_ = 0;  // of the micro-batches declared last; 0 = dropless
   std::string prefix_;
   Precision precision_;
+  const ParameterStore& params_;
+  ExpertExchange* exchange_ = nullptr;              // of the micro-batches declared last
+  std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are
+  HostId plan_;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
   BufferId bias_, counts_, histogram_, frequency_;
   std::unique_ptr<GatedMlp> shared_;

@@ -139,6 +139,18 @@ FlopsPlan index_scores(const IndexerOptions& index, std::int64_t layers, std::in
           times(layers, index.heads, times(index.head_dim + 1, tokens))};
 }
 
+// What attention does beside products with parameters.
+std::vector<FlopsPlan> cores_of(const ModelOptions& o, std::int64_t tokens, bool dense_warmup) {
+  std::vector<FlopsPlan> all;
+  if (layers_of(o, true) > 0) all.push_back(kda_core(o));
+  const std::int64_t full = layers_of(o, false);
+  if (full == 0) return all;
+  if (o.mla.indexer) all.push_back(index_scores(*o.mla.indexer, full, tokens));
+  all.push_back(o.mla.indexer && !dense_warmup ? sparse_core(o.mla, full, tokens)
+                                               : dense_core(o.mla, full, tokens));
+  return all;
+}
+
 std::vector<FlopsPlan> flops_of(const ModelPlan& plan,
                                 const ModelOptions& o,
                                 std::int64_t tokens,
@@ -148,12 +160,8 @@ std::vector<FlopsPlan> flops_of(const ModelPlan& plan,
     if (part.parameters.active == 0) continue;
     all.push_back({name(part.part), "2 x active parameters", times(2, part.parameters.active)});
   }
-  if (layers_of(o, true) > 0) all.push_back(kda_core(o));
-  const std::int64_t full = layers_of(o, false);
-  if (full == 0) return all;
-  if (o.mla.indexer) all.push_back(index_scores(*o.mla.indexer, full, tokens));
-  all.push_back(o.mla.indexer && !dense_warmup ? sparse_core(o.mla, full, tokens)
-                                               : dense_core(o.mla, full, tokens));
+  for (FlopsPlan& core : cores_of(o, tokens, dense_warmup))
+    all.push_back(std::move(core));
   return all;
 }
 
@@ -289,6 +297,9 @@ ModelPlan make_plan(const config::Config& config) {
 
   Activations activations(model, recompute_policy(config.activations));
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
+  for (std::size_t l = 0; plan.activation_bytes && l < plan.layers.size(); ++l)
+    plan.layers[l].activation_bytes =
+        static_cast<std::int64_t>(model.layers()[l]->tape_spec().slot_bytes());
   plan.findings = phase_findings(params, config.train);
   for (config::Finding& f : recompute_findings(model, config.activations))
     plan.findings.push_back(std::move(f));
@@ -323,6 +334,15 @@ ModelPlan make_plan(const config::Config& config) {
   }
   bytes.fill(plan, ever_trained);
   return plan;
+}
+
+std::int64_t layer_core_flops(const ModelOptions& options,
+                              std::size_t layer,
+                              std::int64_t tokens,
+                              bool dense_warmup) {
+  ModelOptions alone = options;
+  alone.layers = {options.layers[layer]};
+  return sum(cores_of(alone, tokens, dense_warmup));
 }
 
 }  // namespace moesaic

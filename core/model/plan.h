@@ -6,6 +6,7 @@
 
 #include "core/config/check.h"
 #include "core/config/config.h"
+#include "core/model/options.h"
 #include "core/nn/parameter_store.h"
 
 namespace moesaic {
@@ -21,6 +22,8 @@ struct LayerPlan {
   std::string attention;  ///< "KDA", "MLA", "sparse MLA"
   std::string mixer;      ///< "dense MLP", "MoE"
   ParameterCount parameters;
+  /// Kept from forward to backward for one micro-batch; empty when the sizes do not fit 64 bits.
+  std::optional<std::int64_t> activation_bytes;
 };
 
 struct PartPlan {
@@ -94,5 +97,12 @@ struct ModelPlan {
 /// Plans a configuration that passed its checks. run.device `auto` counts as a GPU. Throws
 /// UsageError when a count does not fit 64 bits or activations.recompute names what must be saved.
 ModelPlan make_plan(const config::Config& config);
+
+/// Operations of one token in forward that are not products with parameters, in a layer that stands alone in `options`:
+/// the core of its attention, and the scores of its indexer.
+std::int64_t layer_core_flops(const ModelOptions& options,
+                              std::size_t layer,
+                              std::int64_t tokens,
+                              bool dense_warmup);
 
 }  // namespace moesaic

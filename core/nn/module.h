@@ -1,5 +1,6 @@
 #pragma once
 #include "core/nn/tape.h"
+#include "parallel/dispatch/exchange.h"
 
 namespace moesaic {
 
@@ -7,6 +8,8 @@ namespace moesaic {
 struct Bounds {
   std::int64_t tokens = 0;    ///< T of a micro-batch
   std::int64_t sequence = 0;  ///< no document is longer; 0 = T
+  /// Carries tokens to the ranks of their experts; null when every rank has all experts. Must outlive what is declared.
+  ExpertExchange* exchange = nullptr;
   std::int64_t longest() const { return sequence > 0 ? sequence : tokens; }
 };
 

@@ -72,26 +72,55 @@ ParamId ParameterStore::declare(ParameterSpec spec, StorageId storage, std::int6
   MOESAIC_CHECK(!sealed_, "declarations come before seal()");
   MOESAIC_CHECK(!find(spec.name).valid(), "parameter '" + spec.name + "' is declared twice");
   Storage& s = at(storage);
-  MOESAIC_CHECK(spec.members == s.members && spec.stored_as == s.stored_as,
-                "'" + spec.name + "' does not fit its storage");
-  const std::int64_t rows = spec.shape.numel() / s.cols;
-  MOESAIC_CHECK(rows * s.cols == spec.shape.numel() && first_row + rows <= s.rows,
+  Place place = make_place(spec);
+  place.storage = storage;
+  place.first_row = first_row;
+  MOESAIC_CHECK(
+      (spec.members > 0 ? place.members : 0) == s.members && spec.stored_as == s.stored_as,
+      "'" + spec.name + "' does not fit its storage");
+  const std::int64_t n = place.block.extent.numel(), rows = n / s.cols;
+  MOESAIC_CHECK(rows * s.cols == n && first_row + rows <= s.rows,
                 "'" + spec.name + "' lies outside its storage");
   const ParamId id{static_cast<std::int32_t>(params_.size())};
   s.params.push_back(id);
   index_of_name_[spec.name] = id.index;
   params_.push_back(std::move(spec));
-  param_place_.push_back({storage, first_row, false, true});
+  param_place_.push_back(std::move(place));
   return id;
 }
 
 StorageId ParameterStore::declare(ParameterSpec spec) {
-  const std::int64_t cols = spec.shape.rank == 0 ? 1 : spec.shape[spec.shape.rank - 1];
-  const std::int64_t rows = cols == 0 ? 0 : spec.shape.numel() / cols;
-  const StorageId id = declare_storage(spec.name, spec.members, rows, cols, spec.stored_as);
-  if (spec.members == 0) at(id).shape = spec.shape;  // vectors stay vectors
+  const Place place = make_place(spec);
+  const Shape& shape = place.block.extent;
+  const std::int64_t cols = shape.rank == 0 ? 1 : shape[shape.rank - 1];
+  const std::int64_t rows = cols == 0 ? 0 : shape.numel() / cols;
+  const StorageId id =
+      declare_storage(spec.name, spec.members > 0 ? place.members : 0, rows, cols, spec.stored_as);
+  if (spec.members == 0) at(id).shape = shape;  // vectors stay vectors
   declare(std::move(spec), id, 0);
   return id;
+}
+
+// This rank's members and its block of each.
+ParameterStore::Place ParameterStore::make_place(const ParameterSpec& spec) const {
+  Place place;
+  const bool family = spec.members > 0;
+  Shape stored;
+  if (family) stored.dim[static_cast<std::size_t>(stored.rank++)] = spec.members;
+  for (int d = 0; d < spec.shape.rank; ++d)
+    stored.dim[static_cast<std::size_t>(stored.rank++)] = spec.shape[d];
+  const LocalBlock block = local_block(spec.name, stored, spec.placement, position_);
+  if (family) {
+    place.members = block.extent[0];
+    place.first_member = block.offset[0];
+  }
+  const int first = family ? 1 : 0;
+  place.block.extent.rank = place.block.offset.rank = spec.shape.rank;
+  for (int d = 0; d < spec.shape.rank; ++d) {
+    place.block.extent.dim[static_cast<std::size_t>(d)] = block.extent[d + first];
+    place.block.offset.dim[static_cast<std::size_t>(d)] = block.offset[d + first];
+  }
+  return place;
 }
 
 BufferId ParameterStore::declare_buffer(BufferSpec spec) {
@@ -117,13 +146,70 @@ std::vector<MemoryUse> ParameterStore::memory_use() const {
           {"persistent buffers", buffer_memory_.bytes()}};
 }
 
-std::int64_t ParameterStore::gradients_begin(StorageId first) const {
+std::int64_t ParameterStore::gradients_begin(std::size_t group, StorageId first) const {
   for (auto i = static_cast<std::size_t>(first.index); i < storages_.size(); ++i) {
     const TensorView& grad = storages_[i].grad;
-    if (!grad.empty())
+    if (!grad.empty() && storages_[i].gradient_group == group)
       return (grad.data() - grads_.data()) / static_cast<std::int64_t>(byte_size(grads_.dtype()));
   }
-  return grads_.numel();
+  return gradient_groups_[group].end;
+}
+
+// The group of the ranks that a storage's gradients are summed over, made when it is new. Axes that come to the same ranks
+// are one group: without expert parallelism experts are reduced like everything else.
+std::size_t ParameterStore::gradient_group_of(const Storage& storage) {
+  const std::vector<Axis> axes = spec(storage.params.front()).placement.gradient_axes();
+  for (const ParamId p : storage.params)
+    MOESAIC_CHECK(spec(p).placement.gradient_axes() == axes,
+                  "the gradients of '" + storage.name + "' are not summed over the same ranks");
+  for (std::size_t g = 0; g < gradient_groups_.size(); ++g) {
+    if (position_.same_ranks(gradient_groups_[g].axes, axes)) return g;
+  }
+  gradient_groups_.push_back({axes, 0, 0});
+  return gradient_groups_.size() - 1;
+}
+
+// All parameters of a storage are trained in some phase, or none.
+bool ParameterStore::is_trained(const Storage& storage) const {
+  const auto trained = std::count_if(
+      storage.params.begin(), storage.params.end(), [&](ParamId p) { return place(p).trained; });
+  if (trained != 0 && trained != static_cast<std::ptrdiff_t>(storage.params.size())) {
+    throw UsageError(
+        fmt::format("'{}' holds parameters that are frozen and parameters that are not; freeze "
+                    "all of them or none",
+                    storage.name));
+  }
+  return trained != 0;
+}
+
+void ParameterStore::place_gradients() {
+  std::vector<std::size_t> trained;
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    if (!is_trained(storages_[i])) continue;
+    storages_[i].gradient_group = gradient_group_of(storages_[i]);
+    trained.push_back(i);
+  }
+  const auto elements = [&](std::size_t i) {
+    return static_cast<std::int64_t>(aligned(static_cast<std::size_t>(storages_[i].shape.numel())));
+  };
+  std::int64_t all = 0;
+  for (const std::size_t i : trained)
+    all += elements(i);
+  grad_memory_ = allocate(byte_size(precision_.grad) * static_cast<std::size_t>(all), "gradients");
+  grads_ = grad_memory_.view({all}, precision_.grad);
+  std::int64_t at = 0;
+  for (std::size_t g = 0; g < gradient_groups_.size(); ++g) {
+    gradient_groups_[g].begin = at;
+    for (const std::size_t i : trained) {
+      if (storages_[i].gradient_group != g) continue;
+      storages_[i].grad =
+          grad_memory_.view(storages_[i].shape,
+                            precision_.grad,
+                            static_cast<std::size_t>(at) * byte_size(precision_.grad));
+      at += elements(i);
+    }
+    gradient_groups_[g].end = at;
+  }
 }
 
 // Beside the weight.
@@ -146,32 +232,17 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     param_place_[i].frozen = ever_trained[i] == 0;
   }
   std::size_t weight_bytes = 0, master_bytes = 0, slot_bytes = 0;
-  std::int64_t grad_elements = 0;
   for (const auto& s : storages_) {
     weight_bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
     master_bytes += aligned(extra_master_bytes(s));
     slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
-    int trained = 0;
-    for (const ParamId p : s.params)
-      trained += param_place_[static_cast<std::size_t>(p.index)].trained ? 1 : 0;
-    if (trained != 0 && trained != static_cast<int>(s.params.size())) {
-      throw UsageError(
-          fmt::format("'{}' holds parameters that are frozen and parameters that are not; freeze "
-                      "all of them or none",
-                      s.name));
-    }
-    if (trained != 0)
-      grad_elements +=
-          static_cast<std::int64_t>(aligned(static_cast<std::size_t>(s.shape.numel())));
   }
   weight_memory_ = allocate(weight_bytes, "weights");
   if (master_bytes > 0) master_memory_ = allocate(master_bytes, "master weights");
-  grad_memory_ =
-      allocate(byte_size(precision_.grad) * static_cast<std::size_t>(grad_elements), "gradients");
+  place_gradients();
   if (slot_bytes > 0) slot_memory_ = allocate(slot_bytes, "expert slots");
-  grads_ = grad_memory_.view({grad_elements}, precision_.grad);
 
-  std::size_t w = 0, m = 0, g = 0, t = 0;
+  std::size_t w = 0, m = 0, t = 0;
   for (auto& s : storages_) {
     const auto n = static_cast<std::size_t>(s.shape.numel());
     s.weight = weight_memory_.view(s.shape, s.dtype, w);
@@ -184,10 +255,6 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
       s.master = master_memory_.view(s.shape, precision_.master, m);
     }
     m += aligned(extra_master_bytes(s));
-    if (!s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].trained) {
-      s.grad = grad_memory_.view(s.shape, precision_.grad, g);
-      g += byte_size(precision_.grad) * aligned(n);
-    }
     if (s.members > 0) {
       s.slots = slot_memory_.view({s.members}, DType::i32, t);
       t += aligned(4 * static_cast<std::size_t>(s.members));
@@ -216,7 +283,8 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const ParameterSpec& spec = params_[i];
-    for (std::int64_t e = 0; e < std::max<std::int64_t>(1, spec.members); ++e) {
+    const LocalBlock& block = place(id).block;
+    for (std::int64_t e = 0; e < members_here(id); ++e) {
       run(backend,
           InitialValues{.y = weight(id, e),
                         .copy = masters_are_weights(id) ? TensorView() : master(id, e),
@@ -224,7 +292,9 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
                         .kind = spec.init.kind,
                         .a = spec.init.a,
                         .b = spec.init.b,
-                        .key = mix64(seed ^ hash_name(member_name(id, e)))});
+                        .key = mix64(seed ^ hash_name(member_name(id, e))),
+                        .whole = spec.shape,
+                        .begin = block.offset});
     }
   }
   Stream& stream = stream_of(backend);
@@ -271,19 +341,18 @@ std::string ParameterStore::member_name(ParamId id, std::int64_t member) const {
   std::string n = spec.name;
   const auto at_brace = n.find("{}");
   MOESAIC_CHECK(at_brace != std::string::npos, "a family's name holds {}");
-  return n.replace(at_brace, 2, std::to_string(member));
+  return n.replace(at_brace, 2, std::to_string(first_member(id) + member));
 }
 
 TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t member) const {
   if (whole.empty()) return {};
-  const Place& place = param_place_[static_cast<std::size_t>(id.index)];
-  const Storage& s = at(place.storage);
-  const ParameterSpec& spec = params_[static_cast<std::size_t>(id.index)];
-  const std::int64_t rows = spec.shape.numel() / std::max<std::int64_t>(1, s.cols);
+  const Storage& s = at(storage_of(id));
+  const Shape& shape = place(id).block.extent;
+  const std::int64_t rows = shape.numel() / std::max<std::int64_t>(1, s.cols);
   const std::int64_t all_rows = std::max<std::int64_t>(1, s.members) * s.rows;
   const TensorView flat = whole.reshaped({all_rows, s.cols});
-  const std::int64_t begin = member * s.rows + place.first_row;
-  return flat.rows(begin, begin + rows).reshaped(spec.shape);
+  const std::int64_t begin = member * s.rows + place(id).first_row;
+  return flat.rows(begin, begin + rows).reshaped(shape);
 }
 
 TensorView ParameterStore::weight(ParamId id, std::int64_t member) const {

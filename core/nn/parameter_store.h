@@ -9,6 +9,7 @@
 #include "kernels/ops/initial_values.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
+#include "parallel/placement.h"
 
 namespace moesaic {
 
@@ -62,11 +63,12 @@ struct BufferId {
 };
 
 /// A logical tensor: what optimizers, checkpoints and conversions see. A family ("…experts.{}.w1.weight", members > 1)
-/// is `members` tensors of one shape.
+/// is `members` tensors of one shape. All sizes are those of the whole tensor, in any layout.
 struct ParameterSpec {
   std::string name;  ///< as in the published checkpoints; "{}" stands for the member of a family
   Shape shape;       ///< of one member, as in the checkpoint
   std::int64_t members = 0;  ///< 0: a single tensor; > 0: a family
+  Placement placement = {};  ///< of [members, shape…] for families, else of shape
   StoredAs stored_as = StoredAs::compute;
   Init init;
   Part part = Part::norm;
@@ -117,18 +119,25 @@ class WeightLease {
 ///
 /// A *storage* is what kernels read: [rows, cols] or, for families, [slots, rows, cols]. A logical parameter is a range
 /// of rows in a storage (gate and up projections share one); the slot of a family's member is a table, identity here.
-/// Weights, masters, gradients each lie in one buffer in declaration order, so that a reduction is one call over one
-/// span and the order of sums follows the declarations.
+/// Weights, masters, gradients each lie in one buffer in declaration order, gradients that are summed over other ranks
+/// apart, so that a reduction is one call over one span and the order of sums follows the declarations.
+///
+/// In a layout the store holds this rank's block of every parameter (spec.placement): some members of a family, some rows
+/// or columns of a tensor. Members are numbered from 0 on each rank; names and initial values are those of the whole.
 class ParameterStore {
  public:
-  explicit ParameterStore(const Precision& precision) : precision_(precision) {}
+  explicit ParameterStore(const Precision& precision, MeshPosition position = {})
+      : precision_(precision), position_(std::move(position)) {}
+  const MeshPosition& position() const noexcept { return position_; }
 
-  /// A storage with the given rows per slot, to be filled by declare(spec, storage, first_row).
+  /// A storage with the given rows per slot, to be filled by declare(spec, storage, first_row). Sizes and first_row are
+  /// those of this rank.
   StorageId declare_storage(const std::string& name,
                             std::int64_t members,
                             std::int64_t rows,
                             std::int64_t cols,
                             StoredAs stored_as);
+  /// Throws UsageError when the layout does not divide the parameter.
   ParamId declare(ParameterSpec spec, StorageId storage, std::int64_t first_row);
   /// A parameter with a storage of its own, shaped like the parameter (families: [members, …]).
   StorageId declare(ParameterSpec spec);
@@ -164,9 +173,20 @@ class ParameterStore {
   TensorView storage_master(StorageId id) const { return at(id).master; }
   TensorView storage_remainder(StorageId id) const { return at(id).remainder; }
 
-  // --- the logical side; member 0 for single tensors
+  // --- the logical side; `member` counts those of this rank from 0 (0 for single tensors)
   std::span<const ParameterSpec> params() const noexcept { return params_; }
+  const ParameterSpec& spec(ParamId id) const {
+    return params_[static_cast<std::size_t>(id.index)];
+  }
   std::span<const BufferSpec> buffers() const noexcept { return buffers_; }
+  /// Members on this rank, 1 for single tensors, and the number that the first one has in the whole family.
+  std::int64_t members_here(ParamId id) const { return place(id).members; }
+  std::int64_t first_member(ParamId id) const { return place(id).first_member; }
+  /// What this rank holds of every member, in the coordinates of the whole member.
+  const LocalBlock& block_of_member(ParamId id) const { return place(id).block; }
+  bool holds_whole_members(ParamId id) const { return place(id).block.extent == spec(id).shape; }
+  /// Whether this rank speaks for its block among the ranks of its stage that hold the same.
+  bool speaks_for(ParamId id) const { return moesaic::speaks_for(spec(id).placement, position_); }
   std::string member_name(ParamId id, std::int64_t member) const;
   /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the master that
   /// the optimizer updates (the same memory when the types agree), the gradient. A split master is weight and remainder
@@ -179,23 +199,26 @@ class ParameterStore {
   TensorView part_of(const TensorView& storage, ParamId id, std::int64_t member) const {
     return box(storage, id, member);
   }
-  StorageId storage_of(ParamId id) const {
-    return param_place_[static_cast<std::size_t>(id.index)].storage;
-  }
+  StorageId storage_of(ParamId id) const { return place(id).storage; }
   ParamId find(const std::string& name) const;  ///< by declared name; invalid when absent
 
   /// A frozen parameter has an empty gradient until it is released (train.phases).
   void set_frozen(ParamId id, bool frozen);
-  bool frozen(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)].frozen; }
-  bool ever_trained(ParamId id) const {
-    return param_place_[static_cast<std::size_t>(id.index)].trained;
-  }
+  bool frozen(ParamId id) const { return place(id).frozen; }
+  bool ever_trained(ParamId id) const { return place(id).trained; }
 
   TensorView all_grads() const { return grads_; }  ///< one flat span
   /// The storage that the next declaration makes, before seal().
   StorageId next_storage() const noexcept { return {static_cast<std::int32_t>(storages_.size())}; }
-  /// Where the gradients of storages from `first` on begin in all_grads(), in elements.
-  std::int64_t gradients_begin(StorageId first) const;
+  /// Gradients that are summed over the same ranks lie together, in declaration order; groups in the order of their first
+  /// storages. Known after seal(). There is one group unless the layout treats some parameters differently.
+  struct GradientGroup {
+    std::vector<Axis> axes;           ///< over which they are summed
+    std::int64_t begin = 0, end = 0;  ///< elements of all_grads()
+  };
+  std::span<const GradientGroup> gradient_groups() const noexcept { return gradient_groups_; }
+  /// Where the gradients of a group's storages from `first` on begin in all_grads(), in elements.
+  std::int64_t gradients_begin(std::size_t group, StorageId first) const;
   void zero_grads(Stream& stream) const;
   /// Whether master and weight are the same memory.
   bool masters_are_weights(ParamId id) const;
@@ -211,18 +234,27 @@ class ParameterStore {
     DType dtype = DType::f32;
     TensorView weight, master, remainder, grad, slots;
     std::vector<ParamId> params;
+    std::size_t gradient_group = 0;
   };
   struct Place {
     StorageId storage;
     std::int64_t first_row = 0;
+    LocalBlock block;  // of a member
+    std::int64_t members = 1, first_member = 0;
     bool frozen = false, trained = true;
   };
+  const Place& place(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)]; }
+  Place make_place(const ParameterSpec& spec) const;
+  std::size_t gradient_group_of(const Storage& storage);
+  bool is_trained(const Storage& storage) const;
+  void place_gradients();
   std::size_t extra_master_bytes(const Storage& storage) const;
   TensorView box(const TensorView& whole, ParamId id, std::int64_t member) const;
   Storage& at(StorageId id) { return storages_[static_cast<std::size_t>(id.index)]; }
   const Storage& at(StorageId id) const { return storages_[static_cast<std::size_t>(id.index)]; }
 
   Precision precision_;
+  MeshPosition position_;
   Device device_;
   std::vector<ParameterSpec> params_;
   std::vector<Place> param_place_;
@@ -232,6 +264,7 @@ class ParameterStore {
   std::vector<TensorView> buffer_views_;
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
   TensorView grads_;
+  std::vector<GradientGroup> gradient_groups_;
   bool sealed_ = false, pretend_ = false;
 };
 

@@ -56,6 +56,11 @@ ActId TapeSpec::activation(const std::string& name, Shape shape, DType dtype) {
   return {static_cast<std::int32_t>(activations_.size() - 1)};
 }
 
+HostId TapeSpec::host_value(std::function<std::shared_ptr<void>()> make) {
+  host_values_.push_back(std::move(make));
+  return {static_cast<std::int32_t>(host_values_.size() - 1)};
+}
+
 void TapeSpec::step(const std::string& name,
                     std::vector<ActId> reads,
                     std::vector<ActId> writes,
@@ -125,6 +130,12 @@ Tape::Scope::Scope(Tape& tape) : tape_(tape) {
   if (context.weight_gradients.mode() == WeightGradients::Mode::at_once)
     mark_.emplace(context.transient);
   ++tape.scopes_;
+}
+
+Tape::Tape(const TapeSpec& spec, TensorView slot)
+    : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {
+  for (const auto& make : spec.host_values())
+    host_values_.push_back(make());
 }
 
 void Tape::bind(ActId id, ConstTensorView view) {

@@ -24,6 +24,12 @@ struct ActId {
   bool valid() const noexcept { return index >= 0; }
 };
 
+/// Something on the host that a micro-batch keeps beside its activations (the host's part of an exchange plan).
+struct HostId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
+
 /// compute: a pure function of what it reads; may be replayed in backward.
 /// chooses: selects, counts or negotiates; never replayed, so all its outputs are saved.
 enum class StepKind : std::uint8_t { compute, chooses };
@@ -45,6 +51,8 @@ class TapeSpec {
   /// Memory of somebody else (the layer's inputs), bound before each use.
   ActId input(const std::string& name, Shape shape, DType dtype);
   ActId activation(const std::string& name, Shape shape, DType dtype);
+  /// One per tape, made by `make` with the tape, which is before the first step.
+  HostId host_value(std::function<std::shared_ptr<void>()> make);
   /// Adds a step at the end. A step writes each activation once.
   void step(const std::string& name,
             std::vector<ActId> reads,
@@ -75,10 +83,14 @@ class TapeSpec {
   };
   const std::vector<Activation>& activations() const noexcept { return activations_; }
   const std::vector<Step>& steps() const noexcept { return steps_; }
+  const std::vector<std::function<std::shared_ptr<void>()>>& host_values() const noexcept {
+    return host_values_;
+  }
 
  private:
   std::vector<Activation> activations_;
   std::vector<Step> steps_;
+  std::vector<std::function<std::shared_ptr<void>()>> host_values_;
   std::size_t slot_bytes_ = 0;
   bool planned_ = false;
 };
@@ -121,8 +133,7 @@ struct RunContext {
 class Tape {
  public:
   /// `slot` [slot_bytes] holds what is saved. Nothing is allocated later.
-  Tape(const TapeSpec& spec, TensorView slot)
-      : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {}
+  Tape(const TapeSpec& spec, TensorView slot);
 
   /// Points an input at its owner's memory.
   void bind(ActId id, ConstTensorView view);
@@ -137,6 +148,11 @@ class Tape {
   ConstTensorView in(ActId id);
   /// Where a step writes.
   TensorView out(ActId id);
+  /// What TapeSpec::host_value() declared; T is the type that its maker made.
+  template <class T>
+  T& host(HostId id) const {
+    return *static_cast<T*>(host_values_[static_cast<std::size_t>(id.index)].get());
+  }
   RunContext& context() const;
   Backend& backend() const { return context().backend; }
   Stream& stream() const { return stream_of(context().backend); }
@@ -177,6 +193,7 @@ class Tape {
   TensorView slot_;
   std::vector<TensorView> transient_;  // unsaved activations of the current pass
   std::vector<ConstTensorView> bound_;
+  std::vector<std::shared_ptr<void>> host_values_;
   RunContext* context_ = nullptr;
   bool replaying_ = false;
   int replays_ = 0;

@@ -13,7 +13,7 @@ namespace moesaic::tokenizer {
 namespace {
 
 constexpr std::size_t kShortWord = 48;  // bytes; below, looking at all pairs beats a heap
-constexpr std::size_t kCacheWords = std::size_t{1} << 15;
+constexpr std::size_t kFirstCacheWords = 64, kMostCacheWords = std::size_t{1} << 15;
 constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();
 
 std::uint64_t hash_of(std::string_view word) noexcept {
@@ -75,7 +75,7 @@ struct BpeMerger::CachedWord {
   std::array<std::int32_t, kIds> id{};
 };
 
-BpeMerger::BpeMerger(const BpeModel& model) : model_(model), cache_(kCacheWords) {}
+BpeMerger::BpeMerger(const BpeModel& model) : model_(model), cache_(kFirstCacheWords) {}
 BpeMerger::~BpeMerger() = default;
 
 void BpeMerger::encode(std::string_view word, std::vector<std::int32_t>& out) {
@@ -85,7 +85,7 @@ void BpeMerger::encode(std::string_view word, std::vector<std::int32_t>& out) {
       out.push_back(model_.byte_ids[static_cast<unsigned char>(c)]);
     return;
   }
-  CachedWord& cached = cache_[static_cast<std::size_t>(hash_of(word)) % kCacheWords];
+  CachedWord& cached = cache_[static_cast<std::size_t>(hash_of(word)) % cache_.size()];
   if (cached.bytes == word.size() &&
       std::memcmp(cached.word.data(), word.data(), word.size()) == 0) {
     out.insert(out.end(), cached.id.begin(), cached.id.begin() + cached.ids);
@@ -94,6 +94,11 @@ void BpeMerger::encode(std::string_view word, std::vector<std::int32_t>& out) {
   const std::size_t before = out.size();
   merge(word, out);
   const std::size_t count = out.size() - before;
+  if (++merged_ > cache_.size() && cache_.size() < kMostCacheWords) {
+    // A short text is done with a small cache, which costs little to make; the words of a long one come again.
+    cache_ = std::vector<CachedWord>(8 * cache_.size());
+    return;
+  }
   if (count > CachedWord::kIds) return;
   cached.bytes = static_cast<std::uint8_t>(word.size());
   cached.ids = static_cast<std::uint8_t>(count);

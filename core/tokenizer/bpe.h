@@ -65,6 +65,7 @@ class BpeMerger {
 
   const BpeModel& model_;
   std::vector<CachedWord> cache_;
+  std::size_t merged_ = 0;  // short words that were not in the cache
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
 };

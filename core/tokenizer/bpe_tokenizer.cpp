@@ -7,7 +7,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/error.h"
-#include "core/tokenizer/json_value.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/utf8.h"
 
@@ -150,6 +150,18 @@ std::string short_name(const std::string& file) {
   if (name == std::string::npos || name == 0) return file;
   const auto folder = file.rfind('/', name - 1);
   return folder == std::string::npos ? file : file.substr(folder + 1);
+}
+
+void require_few_gaps(std::int64_t largest, std::size_t tokens, const std::string& where) {
+  constexpr std::int64_t kFree = std::int64_t{1} << 16;
+  const auto count = static_cast<std::int64_t>(tokens);
+  if (largest < 2 * count + kFree) return;
+  throw InputError(fmt::format(
+      "{}: the largest id is {}, but there are {} tokens; at most {} ids may be free between them",
+      where,
+      largest,
+      count,
+      count + kFree));
 }
 
 std::string content_hash_of(std::string_view bytes) {

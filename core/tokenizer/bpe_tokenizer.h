@@ -33,6 +33,10 @@ std::shared_ptr<const Tokenizer> make_bpe_tokenizer(BpeParts parts);
 /// The last folder and the name of a file: "DeepSeek-V3/tokenizer.json".
 std::string short_name(const std::string& file);
 
+/// Throws InputError when the ids of a file of `tokens` tokens leave more free than used (and 65,536): the table of all ids must not
+/// be out of proportion to its file.
+void require_few_gaps(std::int64_t largest, std::size_t tokens, const std::string& where);
+
 /// "crc32c:0123abcd:7847602"
 std::string content_hash_of(std::string_view bytes);
 

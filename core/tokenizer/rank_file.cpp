@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/bpe_tokenizer.h"
-#include "core/tokenizer/json_value.h"
 #include "core/tokenizer/regex_syntax.h"
 #include "core/tokenizer/unicode.h"
 
@@ -51,6 +51,7 @@ std::optional<std::string> base64_bytes(std::string_view text) {
 struct Line {
   std::string token;
   std::int32_t rank = 0;
+  std::int64_t number = 0;
 };
 
 Line read_line(std::string_view line, const std::string& where) {
@@ -73,23 +74,36 @@ Line read_line(std::string_view line, const std::string& where) {
   return {std::move(*token), rank};
 }
 
-void read_ranks(std::string_view text, const std::string& file, BpeModel& model) {
-  std::unordered_set<std::string> seen;
+std::vector<Line> read_lines(std::string_view text, const std::string& file) {
+  std::vector<Line> lines;
   for (std::int64_t number = 1; !text.empty(); ++number) {
     const auto newline = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, newline);
     text.remove_prefix(std::min(newline + 1, text.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty()) continue;
-    const std::string where = fmt::format("{}:{}", file, number);
-    Line entry = read_line(line, where);
-    const auto rank = static_cast<std::size_t>(entry.rank);
-    if (rank >= model.tokens.size()) model.tokens.resize(rank + 1);
-    if (!model.tokens[rank].empty())
-      throw InputError(fmt::format("{}: the rank {} occurs twice", where, rank));
-    if (!seen.insert(entry.token).second)
-      throw InputError(fmt::format("{}: this token occurs twice", where));
-    model.tokens[rank] = std::move(entry.token);
+    lines.push_back(read_line(line, fmt::format("{}:{}", file, number)));
+    lines.back().number = number;
+  }
+  return lines;
+}
+
+void read_ranks(std::string_view text, const std::string& file, BpeModel& model) {
+  std::vector<Line> lines = read_lines(text, file);
+  std::int64_t largest = -1;
+  for (const Line& line : lines)
+    largest = std::max<std::int64_t>(largest, line.rank);
+  require_few_gaps(largest, lines.size(), file);
+  model.tokens.resize(static_cast<std::size_t>(largest + 1));
+  std::unordered_set<std::string_view> seen;
+  for (Line& line : lines) {
+    std::string& token = model.tokens[static_cast<std::size_t>(line.rank)];
+    if (!token.empty())
+      throw InputError(
+          fmt::format("{}:{}: the rank {} occurs twice", file, line.number, line.rank));
+    token = std::move(line.token);
+    if (!seen.insert(token).second)
+      throw InputError(fmt::format("{}:{}: this token occurs twice", file, line.number));
   }
 }
 

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "core/tokenizer/json_value.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/utf8.h"
 
@@ -24,9 +24,11 @@ std::string read_file(const fs::path& path) {
   const auto size = fs::file_size(path, error);
   if (error)
     throw InputError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
-  if (size > kMaxJsonBytes)
-    throw InputError(fmt::format(
-        "{}: {} bytes; no tokenizer file has more than {}", path.string(), size, kMaxJsonBytes));
+  if (size > JsonLimits{}.max_bytes)
+    throw InputError(fmt::format("{}: {} bytes; no tokenizer file has more than {}",
+                                 path.string(),
+                                 size,
+                                 JsonLimits{}.max_bytes));
   std::ifstream file(path, std::ios::binary);
   std::string text(size, '\0');
   if (!file.read(text.data(), static_cast<std::streamsize>(size)))

@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/json_value.h"
 #include "core/tokenizer/bpe_tokenizer.h"
 #include "core/tokenizer/byte_alphabet.h"
-#include "core/tokenizer/json_value.h"
 #include "core/tokenizer/regex_syntax.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/utf8.h"
@@ -135,6 +135,8 @@ std::int32_t id_of(const JsonNode& node) {
   return static_cast<std::int32_t>(node.integer(0, kMaxId));
 }
 
+constexpr std::size_t kMostTemplateIds = 1024;  // those of real files add one or two
+
 // Template pieces: {"SpecialToken": {"id", "type_id"}} or {"Sequence": {"id": "A", "type_id"}}.
 void read_template(const JsonNode& node, BpeParts& parts) {
   node.only({"type", "single", "pair", "special_tokens"});
@@ -155,8 +157,12 @@ void read_template(const JsonNode& node, BpeParts& parts) {
     const JsonNode token = piece.member("SpecialToken");
     token.only({"id", "type_id"});
     const JsonNode ids = special.member(token.member("id").text()).member("ids");
-    for (std::size_t k = 0; k < ids.list().size(); ++k)
+    for (std::size_t k = 0; k < ids.list().size(); ++k) {
       (seen ? after : before).push_back(id_of(ids.item(k)));
+      if (before.size() + after.size() + parts.before.size() + parts.after.size() >
+          kMostTemplateIds)
+        node.fail(fmt::format("adds more than {} tokens to every text", kMostTemplateIds));
+    }
   }
   if (!seen) single.fail("does not hold the text (Sequence A)");
   parts.before.insert(parts.before.begin(), before.begin(), before.end());
@@ -195,6 +201,7 @@ Ids read_vocabulary(const JsonNode& node, BpeModel& model) {
     most = std::max(most, item.integer);
     ids.emplace(vocab.keys[i], static_cast<std::int32_t>(item.integer));
   }
+  require_few_gaps(most, vocab.keys.size(), node.where());
   model.tokens.resize(static_cast<std::size_t>(most + 1));
   for (std::size_t i = 0; i < vocab.keys.size(); ++i) {
     std::string& token = model.tokens[static_cast<std::size_t>(vocab.items[i].integer)];

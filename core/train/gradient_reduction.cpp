@@ -7,35 +7,43 @@ constexpr std::int64_t kLeastBytes = std::int64_t{32} << 20;
 }  // namespace
 
 GradientReduction::GradientReduction(const ParameterStore& params,
-                                     Communicator& world,
+                                     const Mesh& mesh,
                                      Stream::Mode mode)
     : params_(params),
-      world_(world),
       stream_(params.device(), "gradient reduction", mode),
       ready_(params.device()),
-      reduced_(params.device()) {}
-
-void GradientReduction::begin() {
-  end_ = params_.all_grads().numel();
+      reduced_(params.device()) {
+  const auto all = params.gradient_groups();
+  for (std::size_t g = 0; g < all.size(); ++g)
+    groups_.push_back({g, mesh.group(all[g].axes).comm(), 0});
 }
 
-void GradientReduction::reduce(std::int64_t begin, Stream& main) {
-  if (begin == end_) return;
-  main.record(ready_);
-  stream_.wait(ready_);
-  world_.all_reduce(params_.all_grads().rows(begin, end_), ReduceOp::sum, stream_);
-  end_ = begin;
+void GradientReduction::begin() {
+  for (Group& group : groups_)
+    group.end = params_.gradient_groups()[group.index].end;
+}
+
+void GradientReduction::reduce(Group& group, std::int64_t begin, Stream& main) {
+  if (begin == group.end) return;
+  if (group.comm != nullptr) {
+    main.record(ready_);
+    stream_.wait(ready_);
+    group.comm->all_reduce(params_.all_grads().rows(begin, group.end), ReduceOp::sum, stream_);
+  }
+  group.end = begin;
 }
 
 void GradientReduction::final_from(StorageId first, Stream& main) {
-  const std::int64_t begin = params_.gradients_begin(first);
-  const auto bytes =
-      (end_ - begin) * static_cast<std::int64_t>(byte_size(params_.all_grads().dtype()));
-  if (bytes >= kLeastBytes) reduce(begin, main);
+  const auto element = static_cast<std::int64_t>(byte_size(params_.all_grads().dtype()));
+  for (Group& group : groups_) {
+    const std::int64_t begin = params_.gradients_begin(group.index, first);
+    if ((group.end - begin) * element >= kLeastBytes) reduce(group, begin, main);
+  }
 }
 
 void GradientReduction::finish(Stream& main) {
-  reduce(0, main);
+  for (Group& group : groups_)
+    reduce(group, params_.gradient_groups()[group.index].begin, main);
   stream_.record(reduced_);
   main.wait(reduced_);
 }

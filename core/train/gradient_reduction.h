@@ -1,17 +1,20 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/nn/parameter_store.h"
+#include "parallel/mesh.h"
 
 namespace moesaic {
 
-/// Adds the gradients of all ranks in rank order, on a stream of its own beside the backward pass that makes them: what
-/// becomes final is reduced in pieces while earlier layers are still at work. The bits do not depend on the pieces.
+/// Adds the gradients of the ranks that see different tokens, in rank order, on a stream of its own beside the backward
+/// pass that makes them: what becomes final is reduced in pieces while earlier layers are still at work. The bits do not
+/// depend on the pieces.
 class GradientReduction {
  public:
   /// `mode`: of the stream. Both references must outlive this.
-  GradientReduction(const ParameterStore& params, Communicator& world, Stream::Mode mode);
+  GradientReduction(const ParameterStore& params, const Mesh& mesh, Stream::Mode mode);
 
   /// A new step: no gradient is final.
   void begin();
@@ -23,13 +26,18 @@ class GradientReduction {
   void synchronize() { stream_.synchronize(); }
 
  private:
-  void reduce(std::int64_t begin, Stream& main);
+  /// Gradients that are summed over the same ranks.
+  struct Group {
+    std::size_t index = 0;         // in the store
+    Communicator* comm = nullptr;  // null: this rank alone
+    std::int64_t end = 0;          // elements from here on are reduced
+  };
+  void reduce(Group& group, std::int64_t begin, Stream& main);
 
   const ParameterStore& params_;
-  Communicator& world_;
   Stream stream_;
   Event ready_, reduced_;
-  std::int64_t end_ = 0;  // elements from here on are reduced
+  std::vector<Group> groups_;
 };
 
 }  // namespace moesaic

@@ -44,7 +44,8 @@ MemoryPlan plan_memory(const config::Config& config,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
                        int ranks) {
-  ParameterStore params(precision);
+  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks), 0);
+  ParameterStore params(precision, position);
   Model model(params, model_options(config.model, config.train));
   const std::vector<Phase> phases = make_phases(config);
   params.seal_pretend(device, ever_trained(phases, params));
@@ -57,7 +58,7 @@ MemoryPlan plan_memory(const config::Config& config,
                                       &optimizer,
                                       device,
                                       recompute_policy(config.activations));
-  const StepBuffers buffers = step_buffers(phases, model, params, ranks);
+  const StepBuffers buffers = step_buffers(phases, model, params, position.extent(Axis::dp));
 
   MemoryPlan plan;
   plan.device = device;

@@ -22,8 +22,8 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-/// Plans a configuration that can be trained. `documents`: of every source of batches. `ranks`: data-parallel ranks. No
-/// device is touched.
+/// Plans a configuration that can be trained, for the first of `ranks` ranks in its layout. `documents`: of every source of
+/// batches. No device is touched.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,

@@ -28,7 +28,7 @@ StorageId storage_id(std::size_t i) {
 TensorView reshaped(const TensorView& view, const Shape& shape) {
   return view.empty() ? view : view.reshaped(shape);
 }
-std::int64_t members_of(const ParameterSpec& spec) {
+std::int64_t all_members(const ParameterSpec& spec) {
   return std::max<std::int64_t>(1, spec.members);
 }
 }  // namespace
@@ -36,13 +36,19 @@ std::int64_t members_of(const ParameterSpec& spec) {
 Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     : params_(params), options_(options) {
   const DType master = params.precision().master;
-  std::int64_t num_partials = 0;
   entries_.resize(params.params().size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParameterSpec& spec = params.params()[i];
     entries_[i].trained = params.ever_trained(id_of(i));
     entries_[i].muon = options.muon && spec.matrix;
-    if (entries_[i].trained) num_partials += members_of(spec);
+    for (const auto& [axis, dim] : spec.placement.splits)
+      split_ = split_ || params.position().extent(axis) > 1;
+  }
+  std::int64_t num_partials = 0;
+  for (std::size_t s = 0; s < params.num_storages(); ++s) {
+    first_slot_.push_back(num_partials);
+    for (const ParamId id : params.params_of(storage_id(s)))
+      num_partials += entry(id).trained ? all_members(params.spec(id)) : 0;
   }
   allocate_state(master);
   // Phases may freeze any sets of parameters: no two need have been updated equally often.
@@ -64,8 +70,9 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   clear_state();
   if (!options.skip_untouched) return;
   std::int64_t most = 0;
-  for (const ParameterSpec& spec : params.params())
-    most = std::max(most, spec.use_counts.valid() ? spec.members : 0);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (params.params()[i].use_counts.valid()) most = std::max(most, params.members_here(id_of(i)));
+  }
   if (most == 0) return;
   member_memory_ = params.allocate(
       static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), "step scalars");
@@ -165,19 +172,15 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
   copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
 }
 
-void Optimizer::sum_squares(Backend& backend, StorageId id, std::int64_t& slot) {
+// `partials`: of this rank's members, all parameters of each in turn.
+void Optimizer::sum_squares(Backend& backend, StorageId id, TensorView partials) {
   const auto ids = params_.params_of(id);
-  if (ids.empty() || !entry(ids.front()).trained) return;
-  const std::int64_t members =
-      members_of(params_.params()[static_cast<std::size_t>(ids.front().index)]);
-  const auto count = members * static_cast<std::int64_t>(ids.size());
-  const TensorView partials = partials_.rows(slot, slot + count), grad = params_.grad(id);
-  slot += count;
+  const TensorView grad = params_.grad(id);
   if (!grad.empty() && is_uniform(id))
     return run(backend, SumOfSquares{.partials = partials, .x = grad});
-  for (std::int64_t i = 0; i < count; ++i) {
+  const auto per_member = static_cast<std::int64_t>(ids.size());
+  for (std::int64_t i = 0; i < partials.dim(0); ++i) {
     const TensorView partial = partials.rows(i, i + 1);
-    const auto per_member = static_cast<std::int64_t>(ids.size());
     const TensorView one =
         params_.gradient(ids[static_cast<std::size_t>(i % per_member)], i / per_member);
     if (one.empty()) {
@@ -188,10 +191,21 @@ void Optimizer::sum_squares(Backend& backend, StorageId id, std::int64_t& slot) 
   }
 }
 
-void Optimizer::clip(Backend& backend, ConstTensorView guarded) {
-  std::int64_t slot = 0;
-  for (std::size_t s = 0; s < states_.size(); ++s)
-    sum_squares(backend, storage_id(s), slot);
+void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* world) {
+  // Every partial of the whole model has its place on all ranks; whoever speaks for a tensor fills it in.
+  if (split_) zero_tensor(partials_, stream_of(backend));
+  for (std::size_t s = 0; s < states_.size(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    if (ids.empty() || !entry(ids.front()).trained) continue;
+    const ParamId first = ids.front();
+    if (split_ && !params_.speaks_for(first)) continue;
+    const auto per_member = static_cast<std::int64_t>(ids.size());
+    const std::int64_t begin = first_slot_[s] + params_.first_member(first) * per_member;
+    sum_squares(backend,
+                storage_id(s),
+                partials_.rows(begin, begin + params_.members_here(first) * per_member));
+  }
+  if (split_ && world != nullptr) world->all_reduce(partials_, ReduceOp::sum, stream_of(backend));
   run(backend,
       ClipFactor{.scalars = scalars(),
                  .norm = norm_,
@@ -226,10 +240,11 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
   }
   if (params_.frozen(first)) return;
   // All members and all parameters of each: matrices of one shape, one after the other.
-  const std::int64_t matrices = members_of(spec) * static_cast<std::int64_t>(ids.size());
+  const std::int64_t matrices = params_.members_here(first) * static_cast<std::int64_t>(ids.size());
   const State& state = state_of(first);
   const Shape flat{params_.storage_weight(id).numel()};
-  const Shape shape = e.muon ? Shape{matrices, spec.shape[0], spec.shape[1]} : flat;
+  const Shape& block = params_.block_of_member(first).extent;
+  const Shape shape = e.muon ? Shape{matrices, block[0], block[1]} : flat;
   update_tensors(
       backend,
       e,
@@ -249,14 +264,14 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
 void Optimizer::update_family(Backend& backend, ParamId id) {
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
   const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group,
-                     members = members_of(spec);
+                     members = params_.members_here(id), first = params_.first_member(id);
   const ConstTensorView scalars = scalars_.rows(group, group + 1).reshaped({kNumStepScalars});
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
   if (by_use)
     run(backend,
         MemberScalars{.rows = member_scalars_.rows(0, members),
                       .scalars = scalars,
-                      .counts = params_.buffer(spec.use_counts)});
+                      .counts = params_.buffer(spec.use_counts).rows(first, first + members)});
   for (std::int64_t e = 0; e < members; ++e) {
     update_one(backend,
                id,
@@ -413,15 +428,22 @@ void Optimizer::end_step(const Outcome& outcome) {
     entries_[i].updates += entries_[i].trained && !params_.frozen(id_of(i)) ? 1 : 0;
 }
 
+std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params, ParamId id) {
+  if (params.holds_whole_members(id)) return std::nullopt;
+  return StateTensor::Place{params.spec(id).shape, params.block_of_member(id).offset};
+}
+
 std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> all;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const ParamId id = id_of(i);
     const State& own = state_of(id);
-    for (std::int64_t k = 0; k < members_of(params_.params()[i]); ++k) {
+    for (std::int64_t k = 0; k < params_.members_here(id); ++k) {
       const std::string name = params_.member_name(id, k);
       const auto add = [&](const char* kind, const TensorView& view) {
-        if (!view.empty()) all.push_back({kind + name, params_.part_of(view, id, k)});
+        if (!view.empty())
+          all.push_back(
+              {kind + name, params_.part_of(view, id, k), {}, place_in_whole(params_, id)});
       };
       add("optimizer/m/", own.m);
       add("optimizer/v/", own.v);

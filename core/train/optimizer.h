@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/model.h"
 #include "core/nn/parameter_store.h"
@@ -22,7 +23,8 @@ struct OptimizerOptions {
   bool muon_nesterov = true;
   bool muon_per_head = true;
   int ns_steps = 5;
-  std::optional<bool> bf16_products = false;  ///< of the iteration; empty = where the compute type is bf16
+  std::optional<bool> bf16_products =
+      false;  ///< of the iteration; empty = where the compute type is bf16
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
@@ -47,8 +49,9 @@ class Optimizer {
 
   /// Norm of all gradients (one f64 partial per tensor; storages in the order of declaration, each member by member),
   /// clip factor, and the skip flag when the
-  /// norm or one of `guarded` is not finite.
-  void clip(Backend& backend, ConstTensorView guarded);
+  /// norm or one of `guarded` is not finite. `world`: all ranks, which bring their partials together where the layout
+  /// splits parameters; may be null for one rank. The order of the sum is that of one rank.
+  void clip(Backend& backend, ConstTensorView guarded, Communicator* world = nullptr);
   void update(Backend& backend);
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
@@ -95,7 +98,7 @@ class Optimizer {
     return states_[static_cast<std::size_t>(params_.storage_of(id).index)];
   }
   bool is_uniform(StorageId id) const;
-  void sum_squares(Backend& backend, StorageId id, std::int64_t& slot);
+  void sum_squares(Backend& backend, StorageId id, TensorView partials);
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
@@ -118,8 +121,13 @@ class Optimizer {
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
+  bool split_ = false;                    // some parameter is spread over ranks
+  std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;
   std::int64_t updates_ = 0;
 };
+
+/// Where this rank's block of every member of a parameter lies; nothing when it holds whole members.
+std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params, ParamId id);
 
 }  // namespace moesaic

@@ -1,6 +1,7 @@
 #include "core/train/run_sink.h"
 
 #include <chrono>
+#include <exception>
 
 namespace moesaic {
 
@@ -33,8 +34,15 @@ void RunSinks::on_event(const RunEvent& event) {
 
 void RunSinks::on_end(const RunEnd& end) {
   const std::lock_guard lock(mutex_);
-  for (const auto& sink : sinks_)
-    sink->on_end(end);
+  std::exception_ptr first;
+  for (const auto& sink : sinks_) {
+    try {
+      sink->on_end(end);
+    } catch (...) {
+      if (first == nullptr) first = std::current_exception();
+    }
+  }
+  if (first != nullptr) std::rethrow_exception(first);
 }
 
 void RunSinks::on_line(const std::string& line) {

@@ -84,6 +84,7 @@ class RunSinks final : public RunSink {
   void on_header(const RunHeader& header) override;
   void on_step(const StepRecord& record) override;
   void on_event(const RunEvent& event) override;
+  /// All of them, also when one throws.
   void on_end(const RunEnd& end) override;
   void on_line(const std::string& line) override;
   void on_progress(const Progress& progress) override;

@@ -4,6 +4,7 @@
 
 #include "core/nn/losses.h"
 #include "core/train/balance_update.h"
+#include "core/train/expert_exchange.h"
 #include "core/train/sequence_buffers.h"
 #include "kernels/backend.h"
 
@@ -33,7 +34,7 @@ StepMemory measure_step(Model& model,
                         const StepExtents& extents,
                         const RecomputePolicy& policy) {
   const std::int64_t tokens = extents.tokens;
-  model.plan({tokens, extents.sequence}, policy);
+  model.plan({tokens, extents.sequence, extents.exchange}, policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = model.slot_bytes();
@@ -91,7 +92,8 @@ StepMemory measure_run(const config::Config& config,
                        ParameterStore& params,
                        Optimizer* optimizer,
                        Device device,
-                       const RecomputePolicy& policy) {
+                       const RecomputePolicy& policy,
+                       int ranks_per_node) {
   StepMemory most;
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
@@ -100,6 +102,8 @@ StepMemory measure_run(const config::Config& config,
     for (const auto& bound : documents)
       most_documents =
           std::max(most_documents, bound.in(phase.micro_batch_size, phase.sequence_length));
+    const auto exchange = make_expert_exchange(
+        config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
     const StepMemory m = measure_step(model,
                                       params,
                                       optimizer,
@@ -109,7 +113,8 @@ StepMemory measure_run(const config::Config& config,
                                        .sequence = phase.sequence_length,
                                        .step_tokens = phase.step_tokens(),
                                        .most_documents = most_documents,
-                                       .mtp = config.model.mtp.num_nextn_predict_layers > 0},
+                                       .mtp = config.model.mtp.num_nextn_predict_layers > 0,
+                                       .exchange = exchange.get()},
                                       policy);
     most.scratch = std::max(most.scratch, m.scratch);
     most.transient = std::max(most.transient, m.transient);

@@ -29,11 +29,12 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
                          int ranks);
 
 struct StepExtents {
-  std::int64_t tokens = 0;          ///< of a micro-batch
-  std::int64_t sequence = 0;        ///< no document is longer; 0 = tokens
-  std::int64_t step_tokens = 0;     ///< of the global batch
-  std::int64_t most_documents = 0;  ///< of a micro-batch
-  bool mtp = false;                 ///< micro-batches carry targets of the MTP module
+  std::int64_t tokens = 0;             ///< of a micro-batch
+  std::int64_t sequence = 0;           ///< no document is longer; 0 = tokens
+  std::int64_t step_tokens = 0;        ///< of the global batch
+  std::int64_t most_documents = 0;     ///< of a micro-batch
+  bool mtp = false;                    ///< micro-batches carry targets of the MTP module
+  ExpertExchange* exchange = nullptr;  ///< as in Bounds
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
@@ -46,7 +47,7 @@ StepMemory measure_step(Model& model,
                         const StepExtents& extents,
                         const RecomputePolicy& policy);
 
-/// The most of every kind over all phases of a run.
+/// The most of every kind over all phases of a run, at the position in the mesh that `params` has.
 StepMemory measure_run(const config::Config& config,
                        const std::vector<Phase>& phases,
                        std::span<const data::DocumentBound> documents,
@@ -54,6 +55,7 @@ StepMemory measure_run(const config::Config& config,
                        ParameterStore& params,
                        Optimizer* optimizer,
                        Device device,
-                       const RecomputePolicy& policy);
+                       const RecomputePolicy& policy,
+                       int ranks_per_node = 0);
 
 }  // namespace moesaic

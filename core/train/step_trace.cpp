@@ -1,13 +1,11 @@
 #include "core/train/step_trace.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
 
 namespace moesaic {
@@ -70,13 +68,9 @@ void StepTrace::write(const std::string& path, int rank) const {
     list.push_back(std::move(event));
   }
   const std::filesystem::path file(path);
-  std::error_code error;
-  std::filesystem::create_directories(file.parent_path(), error);
-  std::ofstream out(file);
-  out << nlohmann::json{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}}.dump() << "\n";
-  out.close();
-  if (!out)
-    throw ResourceError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  create_folder(file.parent_path());
+  const nlohmann::json trace{{"traceEvents", std::move(list)}, {"displayTimeUnit", "ms"}};
+  replace_file(file, trace.dump() + "\n", Sync::no);
 }
 
 }  // namespace moesaic

@@ -51,26 +51,14 @@ Trainer::~Trainer() {
   }
 }
 
-std::int64_t Trainer::sum_over_ranks(std::int64_t local) const {
-  return parts_.world != nullptr ? parts_.world->all_reduce_host(local, ReduceOp::sum) : local;
-}
-
 void Trainer::check_layout() const {
-  const auto& config = *parts_.config;
-  if (config.parallel.dp && *config.parallel.dp != ranks()) {
-    throw UsageError(fmt::format(
-        "parallel.dp is {}, but {} rank(s) were started; start {} ranks, or remove the key",
-        *config.parallel.dp,
-        ranks(),
-        *config.parallel.dp));
-  }
   for (const Phase& phase : phases_) {
     const std::int64_t batch = phase.global_batch_size, micro = phase.micro_batch_size;
     const std::int64_t unit = micro * ranks();
     if (batch % unit == 0) continue;
     throw UsageError(fmt::format(
         "train.global_batch_size{}: {} is not a multiple of train.micro_batch_size ({}) x {} "
-        "rank(s). Nearest valid: {}{}",
+        "data-parallel rank(s). Nearest valid: {}{}",
         phases_.size() > 1 ? fmt::format(" of phase {}", phase.index) : "",
         batch,
         micro,
@@ -101,7 +89,8 @@ void Trainer::allocate() {
                         *parts_.params,
                         parts_.optimizer,
                         parts_.device,
-                        parts_.recompute);
+                        parts_.recompute,
+                        parts_.ranks_per_node);
   allocate_batches();
   backend_ = std::make_unique<BackendOwner>(
       BackendOwner::Options{.device = parts_.device,
@@ -114,9 +103,9 @@ void Trainer::allocate() {
   const DType stats = parts_.params->precision().stats;
   losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
-  if (ranks() > 1)
+  if (world() != nullptr)
     reduction_ =
-        std::make_unique<GradientReduction>(*parts_.params, *parts_.world, parts_.stream_mode);
+        std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -158,7 +147,17 @@ void Trainer::enter_phase(const Phase& phase) {
   const auto& config = *parts_.config;
   const std::int64_t tokens = phase.micro_batch_tokens();
   place_batches(phase);
-  parts_.model->plan({tokens, phase.sequence_length}, parts_.recompute);
+  const MeshPosition& position = parts_.params->position();
+  activations_.reset();
+  if (position.extent(Axis::ep) > 1) {
+    exchange_ = make_expert_exchange(config,
+                                     phase,
+                                     parts_.params->precision(),
+                                     position,
+                                     parts_.ranks_per_node,
+                                     parts_.mesh->group(Axis::ep).comm());
+  }
+  parts_.model->plan({tokens, phase.sequence_length, exchange_.get()}, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
@@ -255,7 +254,7 @@ BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
     own.documents += m->documents();
     own.tokens += m->sequence().num_tokens();
   }
-  return over_ranks(own, parts_.world);
+  return over_ranks(own, world());
 }
 
 StepScalars Trainer::step_scalars(const Phase& phase, const BatchCounts& counts) const {
@@ -292,15 +291,15 @@ void Trainer::reset_step_buffers() {
 }
 
 void Trainer::reduce_over_ranks() {
-  if (ranks() == 1) return;
+  if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
-  parts_.world->all_reduce(losses_, ReduceOp::sum, stream);
+  world()->all_reduce(losses_, ReduceOp::sum, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step || specs[i].reduce == BufferReduce::none) continue;
     const ReduceOp op = specs[i].reduce == BufferReduce::max ? ReduceOp::max : ReduceOp::sum;
-    parts_.world->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
+    world()->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
   }
 }
 
@@ -322,20 +321,37 @@ StepStats Trainer::step() {
 }
 
 std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
-  const auto start = std::chrono::steady_clock::now();
+  if (!begin_step(stop_wish)) return std::nullopt;
+  forward_backward();
+  return finish_step();
+}
+
+void Trainer::accumulate_gradients() {
+  std::int64_t no_wish = 0;
+  begin_step(no_wish);
+  forward_backward();
+}
+
+// Loads and counts the batches; false, and nothing done, when a rank wants to stop.
+bool Trainer::begin_step(std::int64_t& stop_wish) {
+  begun_ = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
   enter_phase(phase);
   load_batches(phase);
   const BatchCounts counts = count_batches(stop_wish);
   stop_wish = counts.stop_wish;
-  if (stop_wish > 0) return std::nullopt;
-  const StepScalars scalars = step_scalars(phase, counts);
-  parts_.optimizer->begin_step(scalars, backend_->stream());
+  if (stop_wish > 0) return false;
+  scalars_ = step_scalars(phase, counts);
+  parts_.optimizer->begin_step(scalars_, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
     run(backend_->backend(),
         Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
   }
+  return true;
+}
+
+void Trainer::forward_backward() {
   for (const auto& buffers : micro_batches_) {
     RunContext c = context(*buffers, true);
     parts_.model->forward(c, *activations_);
@@ -347,9 +363,12 @@ std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
     parts_.model->backward(c, *activations_);
   }
   reduce_over_ranks();
+}
+
+StepStats Trainer::finish_step() {
   {
     const PartScope part(backend_->backend(), "optimizer");
-    parts_.optimizer->clip(backend_->backend(), losses_);
+    parts_.optimizer->clip(backend_->backend(), losses_, world());
     parts_.optimizer->update(backend_->backend());
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     parts_.optimizer->average(backend_->backend());
@@ -357,16 +376,16 @@ std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
   {
     const PartScope part(backend_->backend(), "balance");
     update_balance(
-        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), parts_.world);
+        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), world());
   }
-
+  const Phase& phase = phase_of(phases_, step_ + 1);
   if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
   StepStats stats;
-  read_results(stats, scalars);
+  read_results(stats, scalars_);
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
-  stats.seconds = seconds_since(start);
+  stats.seconds = seconds_since(begun_);
   return stats;
 }
 
@@ -447,39 +466,38 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
   return loads;
 }
 
+// The sum over the labels of one batch.
+double Trainer::loss_of(const data::Batch& batch) {
+  Stream& stream = backend_->stream();
+  SequenceBuffers& buffers = *micro_batches_[0];
+  zero_tensor(losses_, stream);
+  buffers.load(batch, stream);
+  RunContext c = context(buffers, false);
+  parts_.model->forward(c, *activations_);
+  const TensorView host = host_losses();
+  copy_tensor(host, losses_, stream);
+  stream.synchronize();
+  return host_value(host, static_cast<int>(Loss::cross_entropy));
+}
+
 EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   MOESAIC_CHECK(parts_.valid != nullptr, "no validation data");
   const Phase& phase = phase_of(phases_, std::max<std::int64_t>(1, step_));
   enter_phase(phase);
-  const std::int64_t micro = phase.micro_batch_size;
+  backend_->stream().synchronize();  // the batches of the last step may still be read
   std::unique_ptr<data::ValidationSet> all;
   if (whole) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  const data::ValidationSet& windows = whole ? *all : *validation_;
-  const std::int64_t batches = (windows.num_samples() + micro - 1) / micro;
-  zero_tensor(losses_, backend_->stream());
-  std::int64_t valid = 0;
-  if (progress != nullptr) progress->set_total((batches - rank() + ranks() - 1) / ranks());
-  for (std::int64_t b = rank(); b < batches; b += ranks()) {
-    SequenceBuffers& buffers = *micro_batches_[0];
-    backend_->stream().synchronize();  // the previous window may still be read
-    buffers.load(windows.batch({b * micro, micro}), backend_->stream());
-    valid += buffers.valid_targets();
-    RunContext c = context(buffers, false);
-    parts_.model->forward(c, *activations_);
-    if (progress != nullptr) progress->add(1);
-  }
-  if (ranks() > 1) parts_.world->all_reduce(losses_, ReduceOp::sum, backend_->stream());
-  const TensorView host = host_losses();
-  copy_tensor(host, losses_, backend_->stream());
-  backend_->stream().synchronize();
-  EvalStats stats;
-  stats.predicted_tokens = sum_over_ranks(valid);
-  stats.loss = host_value(host, static_cast<int>(Loss::cross_entropy)) /
-               static_cast<double>(std::max<std::int64_t>(1, stats.predicted_tokens));
-  return stats;
+  // With experts on several ranks all of them meet in every forward pass.
+  return evaluate_windows(
+      whole ? *all : *validation_,
+      phase.micro_batch_size,
+      world(),
+      exchange_ != nullptr,
+      [this](const data::Batch& batch) { return loss_of(batch); },
+      progress);
 }
 
 }  // namespace moesaic

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -7,13 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/config/config.h"
 #include "core/data/blend.h"
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
 #include "core/train/batch_counts.h"
+#include "core/train/evaluation.h"
+#include "core/train/expert_exchange.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -22,6 +24,7 @@
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
 #include "kernels/backend.h"
+#include "parallel/mesh.h"
 
 namespace moesaic {
 
@@ -46,20 +49,17 @@ struct DataUse {
   double epochs = 0;  ///< windows drawn / windows of an epoch, added up over the phases
 };
 
-struct EvalStats {
-  double loss = 0;  ///< nats per predicted token
-  std::int64_t predicted_tokens = 0;
-};
-
-/// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Data parallel over `world`
-/// (null: one rank): each rank computes its share of the global batch, gradients, losses and balancing statistics are
+/// Drives the parts it is given; owns the loop's memory (slots, arenas) and nothing else. Along the data-parallel axis of
+/// the mesh each rank computes its share of the global batch; gradients, losses and balancing statistics are
 /// summed in rank order, every loss is divided by counts of the whole global batch.
 class Trainer {
  public:
   struct Parts {
     const config::Config* config = nullptr;
-    Communicator* world = nullptr;
-    ParameterStore* params = nullptr;  ///< sealed and initialised
+    const Mesh* mesh = nullptr;  ///< null: one rank
+    int ranks_per_node = 0;      ///< consecutive ranks that share a node; 0 = all
+    ParameterStore* params =
+        nullptr;  ///< sealed and initialised, for this rank's position in the mesh
     Model* model = nullptr;
     Optimizer* optimizer = nullptr;
     data::Blend train;
@@ -78,12 +78,22 @@ class Trainer {
   /// The same, unless a rank has a wish above 0: then no rank does a step. `stop_wish`: in, this rank's; out, the highest
   /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
   std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
-  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text.
-  /// `progress` counts the batches of this rank.
+  /// The first half of step(): forward and backward of the whole global batch and the sums over ranks, after which the
+  /// store holds the gradients. For tests and comparisons of layouts; finish_step() is the other half.
+  void accumulate_gradients();
+  StepStats finish_step();
+  /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text. Its bits
+  /// do not depend on the number of ranks (evaluate_windows()). `progress` counts the batches of this rank.
   EvalStats evaluate(bool whole = false, Progress* progress = nullptr);
 
-  /// All persistent tensors and values. load_values() comes after the tensors were filled.
+  /// All persistent tensors of this rank, and the values of the run. load_values() comes after the tensors were filled.
   std::vector<StateTensor> state() const;
+  /// Those of them that this rank writes: every tensor, or piece of one, is written by one rank.
+  std::vector<StateTensor> owned_state() const;
+  /// Names, types and whole shapes of what all ranks hold together, in memory that is not there.
+  std::vector<StateTensor> state_of_all_ranks() const;
+  /// Whether some rank holds what another does not.
+  bool is_split() const;
   /// Those of the model: parameters, and buffers that are stored like them (router biases).
   std::vector<StateTensor> weights() const;
   StateValues values() const;
@@ -101,9 +111,14 @@ class Trainer {
   void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
 
  private:
-  int rank() const { return parts_.world != nullptr ? parts_.world->rank() : 0; }
-  int ranks() const { return parts_.world != nullptr ? parts_.world->size() : 1; }
-  std::int64_t sum_over_ranks(std::int64_t local) const;
+  /// All ranks; null for one.
+  Communicator* world() const {
+    return parts_.mesh != nullptr && parts_.mesh->world().size() > 1 ? &parts_.mesh->world()
+                                                                     : nullptr;
+  }
+  /// Among the ranks that share the global batch.
+  int rank() const { return parts_.params->position().coordinate(Axis::dp); }
+  int ranks() const { return parts_.params->position().extent(Axis::dp); }
   void check_layout() const;
   void check_data() const;
   std::string data_order() const;
@@ -118,9 +133,12 @@ class Trainer {
   void load_batches(const Phase& phase);
   BatchCounts count_batches(std::int64_t stop_wish) const;
   StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
+  bool begin_step(std::int64_t& stop_wish);
+  void forward_backward();
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
+  double loss_of(const data::Batch& batch);
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
   struct HostExperts {
@@ -142,12 +160,15 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
   std::unique_ptr<Model::MicroBatch> activations_;
   std::unique_ptr<data::BlendedDataset> dataset_;
   std::vector<data::Batch> prepared_;  // of step prepared_step_
   std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;
   WeightGradients at_once_;
+  StepScalars scalars_;  // of the step in progress
+  std::chrono::steady_clock::time_point begun_;
   std::int64_t step_ = 0;
   std::int64_t bad_steps_ = 0, skipped_total_ = 0;
   std::int64_t tokens_seen_ = 0;

@@ -1,9 +1,14 @@
 // What a checkpoint holds of a trainer.
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
+#include "core/model/from_config.h"
+#include "core/train/optimizer_config.h"
 #include "core/train/trainer.h"
 #include "kernels/ops/elementwise.h"
 
@@ -13,12 +18,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   std::vector<StateTensor> all;
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e) {
+    for (std::int64_t e = 0; e < params.members_here(id); ++e) {
       const TensorView remainder = params.remainder(id, e);
       all.push_back({params.member_name(id, e),
                      remainder.empty() ? params.master(id, e) : params.weight(id, e),
-                     remainder});
+                     remainder,
+                     place_in_whole(params, id)});
     }
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
@@ -34,16 +39,69 @@ void refresh_weights(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     if (params.masters_are_weights(id) || !params.remainder(id, 0).empty()) continue;
-    const std::int64_t members = std::max<std::int64_t>(1, params.params()[i].members);
-    for (std::int64_t e = 0; e < members; ++e)
+    for (std::int64_t e = 0; e < params.members_here(id); ++e)
       run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
   }
 }
+
+namespace {
+
+// "optimizer/m/NAME", "ema/NAME": NAME.
+std::string parameter_of(const std::string& tensor) {
+  for (const char* kind : {"optimizer/m/", "optimizer/v/", "optimizer/momentum/", "ema/"}) {
+    if (tensor.starts_with(kind)) return tensor.substr(std::string_view(kind).size());
+  }
+  return tensor;
+}
+
+}  // namespace
 
 std::vector<StateTensor> Trainer::state() const {
   std::vector<StateTensor> all = weight_tensors(*parts_.params);
   const auto optimizer = parts_.optimizer->state();
   all.insert(all.end(), optimizer.begin(), optimizer.end());
+  return all;
+}
+
+bool Trainer::is_split() const {
+  const ParameterStore& params = *parts_.params;
+  return std::any_of(params.params().begin(), params.params().end(), [&](const ParameterSpec& s) {
+    return std::any_of(
+        s.placement.splits.begin(), s.placement.splits.end(), [&](const Placement::Split& split) {
+          return params.position().extent(split.axis) > 1;
+        });
+  });
+}
+
+std::vector<StateTensor> Trainer::owned_state() const {
+  const ParameterStore& params = *parts_.params;
+  std::set<std::string> of_others;  // parameters for which another rank speaks
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    if (params.speaks_for(id)) continue;
+    for (std::int64_t e = 0; e < params.members_here(id); ++e)
+      of_others.insert(params.member_name(id, e));
+  }
+  // What belongs to no parameter is the same on all ranks.
+  const bool is_first = params.position().world_rank() == 0;
+  std::set<std::string> buffers;
+  for (const BufferSpec& spec : params.buffers())
+    buffers.insert(spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name);
+  std::vector<StateTensor> all = state();
+  std::erase_if(all, [&](const StateTensor& t) {
+    return buffers.contains(t.name) ? !is_first : of_others.contains(parameter_of(t.name));
+  });
+  return all;
+}
+
+std::vector<StateTensor> Trainer::state_of_all_ranks() const {
+  ParameterStore params(parts_.params->precision());
+  const Model model(params, model_options(parts_.config->model, parts_.config->train));
+  params.seal_pretend(parts_.device, ever_trained(phases_, params));
+  const Optimizer optimizer(params, optimizer_options(parts_.config->optimizer));
+  std::vector<StateTensor> all = weight_tensors(params);
+  const auto state = optimizer.state();
+  all.insert(all.end(), state.begin(), state.end());
   return all;
 }
 

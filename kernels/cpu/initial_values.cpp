@@ -28,11 +28,15 @@ void store(const TensorView& to, std::int64_t i, double value) {
 }  // namespace
 
 void launch(CpuContext& context, const InitialValues& op) {
-  context.stream.enqueue([op, &pool = context.pool] {
-    pool.parallel_for(op.y.numel(), kGrain, [&op](std::int64_t begin, std::int64_t end) {
+  context.stream.enqueue([op, index = op.index(), &pool = context.pool] {
+    pool.parallel_for(op.y.numel(), kGrain, [&op, &index](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        const double value =
-            random_math::initial_value(op.kind, op.a, op.b, op.key, static_cast<std::uint64_t>(i));
+        const double value = random_math::initial_value(
+            op.kind,
+            op.a,
+            op.b,
+            op.key,
+            random_math::whole_index(index, static_cast<std::uint64_t>(i)));
         if (op.remainder.empty()) {
           store(op.y, i, value);
         } else {

@@ -28,10 +28,12 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Y* __restrict__ y,
                                                         InitialKind kind,
                                                         double a,
                                                         double b,
-                                                        std::uint64_t key) {
+                                                        std::uint64_t key,
+                                                        InitialValues::Index index) {
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
-    const double value = random_math::initial_value(kind, a, b, key, static_cast<std::uint64_t>(i));
+    const double value = random_math::initial_value(
+        kind, a, b, key, random_math::whole_index(index, static_cast<std::uint64_t>(i)));
     put(y, i, value);
     if (copy != nullptr) put(copy, i, value);
   }
@@ -43,10 +45,12 @@ __global__ void __launch_bounds__(kThreads) draw_split_kernel(__nv_bfloat16* __r
                                                               InitialKind kind,
                                                               double a,
                                                               double b,
-                                                              std::uint64_t key) {
+                                                              std::uint64_t key,
+                                                              InitialValues::Index index) {
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += stride) {
-    const double value = random_math::initial_value(kind, a, b, key, static_cast<std::uint64_t>(i));
+    const double value = random_math::initial_value(
+        kind, a, b, key, random_math::whole_index(index, static_cast<std::uint64_t>(i)));
     split_master(static_cast<float>(value), y[i], remainder[i]);
   }
 }
@@ -66,7 +70,8 @@ void launch(CudaContext& context, const InitialValues& op) {
         op.kind,
         op.a,
         op.b,
-        op.key);
+        op.key,
+        op.index());
     return check_launch("initial_values");
   }
   dispatch_float(op.y.dtype(), [&]<class Y>(TypeTag<Y>) {
@@ -79,7 +84,8 @@ void launch(CudaContext& context, const InitialValues& op) {
           op.kind,
           op.a,
           op.b,
-          op.key);
+          op.key,
+          op.index());
     });
   });
   check_launch("initial_values");

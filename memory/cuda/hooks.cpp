@@ -126,6 +126,18 @@ std::string device_name(Device device) {
   return properties.name;
 }
 
+// "GPU-5f3a1c2e-…", as nvidia-smi writes it.
+std::string device_uuid(Device device) {
+  cudaDeviceProp properties{};
+  MOESAIC_CUDA_CALL(cudaGetDeviceProperties(&properties, device.ordinal));
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(properties.uuid.bytes[i]));
+  }
+  return text;
+}
+
 DeviceFacts device_facts(Device device) {
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
@@ -136,7 +148,8 @@ DeviceFacts device_facts(Device device) {
           .minor = attribute(cudaDevAttrComputeCapabilityMinor),
           .ecc = attribute(cudaDevAttrEccEnabled) != 0,
           .clock_mhz = attribute(cudaDevAttrClockRate) / 1000,
-          .memory_clock_mhz = attribute(cudaDevAttrMemoryClockRate) / 1000};
+          .memory_clock_mhz = attribute(cudaDevAttrMemoryClockRate) / 1000,
+          .uuid = device_uuid(device)};
 }
 
 int driver_version() noexcept {

@@ -29,7 +29,7 @@ std::string text_of(const ExchangeOptions& o) {
 }
 
 void check_options(Communicator* group, const ExchangeOptions& o) {
-  const int size = group == nullptr ? 1 : group->size();
+  const int size = group == nullptr ? o.grid.ranks() : group->size();
   if (o.grid.ranks() != size) {
     throw UsageError(fmt::format("{} nodes of {} ranks are not the {} ranks of the expert group",
                                  o.grid.nodes,

@@ -104,7 +104,7 @@ struct Routing {
 /// backend's scratch. Each hop is one call of Communicator::exchange.
 class ExpertExchange {
  public:
-  /// `group` may be null for a single rank. Blocks: all ranks compare their options; throws UsageError where they
+  /// `group` may be null for a single rank, or on dry streams, which only measure. Blocks: all ranks compare their options; throws UsageError where they
   /// differ or do not fit (experts not divisible, a grid of another size).
   ExpertExchange(Communicator* group, const ExchangeOptions& options);
   ~ExpertExchange();

@@ -125,9 +125,9 @@ void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& back
                      .hops = hops,
                      .per_choice = options.method == ExchangeMethod::pair});
   Stream& stream = stream_of(backend);
-  if (group == nullptr) {
+  if (group == nullptr && options.grid.ranks() == 1) {
     copy_tensor(plan.all_counts.reshaped(plan.counts.shape()), plan.counts, stream);
-  } else {
+  } else if (group != nullptr) {
     group->all_gather(plan.all_counts, plan.counts, stream);
     statistics.count_bytes +=
         static_cast<std::int64_t>(plan.counts.bytes()) * (options.grid.ranks() - 1);

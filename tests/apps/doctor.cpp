@@ -164,14 +164,28 @@ TEST_CASE("doctor: GPUs") {
   CHECK(named(judge_cuda(facts, {}), "GPU 0").health == Health::ok);
   CHECK(named(judge_cuda(facts, {}), "NCCL").health == Health::ok);  // one rank does without
   CHECK(named(judge_cuda(facts, good_launch()), "NCCL").health == Health::warn);
-  facts.is_asked_for = true;
-  CHECK(contains(named(judge_cuda(facts, good_launch()), "ranks").found, "2 ranks here see 1"));
   facts.gpus.front().ecc = false;
   CHECK(named(judge_cuda(facts, {}), "GPU 0").health == Health::warn);
   facts.gpus.front().free = 100 * kGiB;
   CHECK(contains(named(judge_cuda(facts, {}), "GPU 0").advice, "other processes"));
   facts.gpus.front().problem = "compute capability 8.0";
   CHECK(named(judge_cuda(facts, {}), "GPU 0").health == Health::fail);
+}
+
+TEST_CASE("doctor: which rank gets which GPU") {
+  const auto line = [](const GpusOfRanks& facts, bool is_asked_for = true) {
+    return named(judge_gpus_of_ranks(facts, is_asked_for), "GPU per rank");
+  };
+  CHECK(judge_gpus_of_ranks({{"m", "m"}, {{}, {}}}, true).empty());
+  CHECK(line({{"m", "m", "n"}, {{"a", "b"}, {"a", "b"}, {"c"}}}).health == Health::ok);
+  const Finding own = line({{"m", "m"}, {{"a"}, {"b"}}});
+  CHECK(own.health == Health::warn);
+  CHECK(contains(own.found, "2 rank(s), 2 different GPU(s); each has one"));
+  CHECK(contains(own.advice, "--gpus-per-node"));
+  const Finding few = line({{"m", "m"}, {{"GPU-7"}, {"GPU-7"}}});
+  CHECK(few.health == Health::fail);
+  CHECK(contains(few.advice, "rank 1 finds none that no other rank uses (it sees GPU-7)"));
+  CHECK(line({{"m", "m"}, {{"a"}, {"a"}}}, false).health == Health::warn);
 }
 
 TEST_CASE("doctor: clocks of ranks") {

@@ -162,8 +162,11 @@ TEST_CASE("Report: lines that are no records") {
                            R"({"type":3})",
                            R"({"type":"step"})",
                            R"({"type":"step","step":"1"})",
+                           R"({"type":"step","step":1,"step":2})",
                            R"({"type":"step","st)"})
     CHECK_FALSE(add_line(line, run));
+  // What a loss of power leaves: zero bytes where the rest of a block was to come.
+  CHECK_FALSE(add_line(R"({"type":"step","step":1,"loss":2})" + std::string(3, '\0'), run));
   // Records of other shapes are taken for what they have.
   CHECK(add_line(R"({"type":"experts","step":1,"layers":[1,2],"tokens":[[1]]})", run));
   CHECK(add_line(R"({"type":"experts","step":1,"layers":["a"],"tokens":[[1]]})", run));

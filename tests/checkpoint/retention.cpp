@@ -53,5 +53,24 @@ TEST_CASE("saving deletes by the rule, and nothing that is no checkpoint") {
   }
 }
 
+TEST_CASE("a rule that an interrupted save did not come to is applied by itself") {
+  const test::TemporaryFolder dir;
+  for (std::int64_t step = 10; step <= 50; step += 10)
+    test::save_small(dir.path(), step, 0, 0);
+  const auto steps = [&] {
+    Steps list;
+    for (const auto& c : list_checkpoints(dir.path()))
+      list.push_back(c.step);
+    return list;
+  };
+  apply_retention(dir.path(), 50, 0, 0);
+  REQUIRE(steps() == Steps{10, 20, 30, 40, 50});
+  apply_retention(dir.path(), 50, 2, 20);
+  REQUIRE(steps() == Steps{20, 40, 50});
+  apply_retention(dir.path(), 20, 1, 0);  // the one that a run goes on from stays
+  REQUIRE(steps() == Steps{20, 50});
+  apply_retention(dir.path() / "none", 20, 1, 0);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -133,6 +133,32 @@ TEST_CASE("the files are safetensors files with the logical names") {
   REQUIRE(files == 5);  // with the manifest
 }
 
+TEST_CASE("headers of any length are read, whatever its digits and bits") {
+  for (const std::size_t length : {99'994,
+                                   99'995,
+                                   99'999,
+                                   100'000,
+                                   100'001,
+                                   65'535,
+                                   65'536,
+                                   1'048'575,
+                                   1'048'576,
+                                   9'999'999,
+                                   10'000'000}) {
+    const std::string start = R"({"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},)"
+                              R"( "__metadata__": {"long": ")";
+    const std::string text = start + std::string(length - start.size() - 3, 'x') + "\"}}";
+    REQUIRE(text.size() == length);
+    const test::TemporaryFolder dir;
+    const std::uint64_t bytes = length;
+    std::ofstream(dir.path() / "h.safetensors", std::ios::binary)
+        << std::string(reinterpret_cast<const char*>(&bytes), 8) << text << "abc";
+    const SafetensorsFile file(dir.path() / "h.safetensors");
+    REQUIRE(std::memcmp(file.view("a").data(), "abc", 3) == 0);
+    REQUIRE(file.metadata().at("long").size() == length - start.size() - 3);
+  }
+}
+
 TEST_CASE("a kind of tensors is cut into files between tensors") {
   const State state = test::small_state(1);
   const auto files =

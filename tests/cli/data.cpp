@@ -119,6 +119,12 @@ TEST_CASE("cli data: bad files and conversations") {
   const Result bad = data("info " + (folder / "bad"));
   CHECK(bad.code == 3);
   CHECK(has(bad, "bad.idx:0: not a Megatron index: magic \"this is a text\""));
+  std::filesystem::remove(folder / "bad.bin");
+  CHECK(has(data("info " + (folder / "bad.idx")), "bad.idx:0: not a Megatron index"));
+  folder.write("none.bin", "");
+  CHECK(has(data("info " + (folder / "none.bin")), "This is an empty file"));
+  folder.write("swapped.bin", std::string("\x01\x34\xD8\x88\0\0\0\1", 8));
+  CHECK(has(data("info " + (folder / "swapped.bin")), "llm.c in big-endian byte order"));
   folder.write("raw.bin", std::string("\1\0\2\0\xff\xff", 6));
   CHECK(has(data("info " + (folder / "raw.bin")), "data.format: nanogpt"));
   CHECK(has(data("info --format nanogpt " + (folder / "raw.bin")), "tokens     3"));

@@ -105,6 +105,39 @@ TEST_CASE("cli: plan") {
   CHECK(contains(effective.output, "# command line"));
 }
 
+TEST_CASE("cli: plan shows a pipeline, train refuses it") {
+  const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml parallel.pp=2 ";
+  const std::string zero_bubble =
+      config + "parallel.schedule=zero_bubble train.micro_batch_size=2 ";
+  const Result tables = moesaic("plan " + zero_bubble);
+  CHECK(tables.code == 0);
+  CHECK(contains(tables.output,
+                 "Pipeline: zero_bubble (ZB-H1), 2 stages x 1 chunk, 4 micro-batches"));
+  CHECK(contains(tables.output, "\nrank 0 F0 F1 .  B0 "));
+  CHECK(contains(tables.output, "note: parallel.pp: found 2; "));
+  const Result csv = moesaic("plan " + zero_bubble + "--schedule csv", "2>/dev/null");
+  CHECK(csv.code == 0);
+  CHECK(csv.output.rfind("rank,action,start,end,work,", 0) == 0);
+  const Result json = moesaic("plan " + zero_bubble + "--schedule json", "2>/dev/null");
+  CHECK(json.code == 0);
+  CHECK(contains(json.output, "\"backward_weight\""));
+  CHECK(contains(moesaic("plan --json " + config).output, "\"schedule\": \"1f1b\""));
+  CHECK(contains(moesaic("plan --schedule grid " + config).output, "rank 1 .  F0 B0 B0"));
+  const Result none =
+      moesaic("plan --schedule grid " MOESAIC_SOURCE_DIR "/configs/quickstart.yaml", "2>&1");
+  CHECK(none.code == 2);
+  CHECK(contains(none.output, "there is no pipeline"));
+  CHECK(moesaic("plan --schedule bitmap " + config).code == 2);
+  const Result layers = moesaic("plan " + config + "parallel.layers=[3,2]", "2>&1 >/dev/null");
+  CHECK(layers.code == 2);
+  CHECK(contains(layers.output,
+                 "command line: parallel.layers: [3, 2] are 5 layers, but the model has 4"));
+  const Result train = moesaic(
+      "train " + config, "2>&1", "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ");
+  CHECK(train.code == 2);
+  CHECK(contains(train.output, "parallel.pp: pipeline parallelism can be planned but not trained"));
+}
+
 TEST_CASE("cli: plan lists every problem") {
   const std::string config = MOESAIC_SOURCE_DIR "/configs/quickstart.yaml";
   const Result keys =

@@ -127,14 +127,14 @@ TEST_CASE("a conversation becomes text by the template, and the assistant's part
 }
 
 TEST_CASE("records that are no conversation are refused with file, offset and line") {
-  CHECK(has(record_error("{"), "f.jsonl:0: not JSON"));
-  CHECK(has(record_error("[1]"), "not a JSON object"));
+  CHECK(has(record_error("{"), "f.jsonl:0:2: not valid JSON"));
+  CHECK(has(record_error("[1]"), "is a list, must be a JSON object"));
   CHECK(has(record_error(R"({"text": "x"})"),
             "found the keys: text; plain text is prepared with 'moesaic data tokenize'"));
   CHECK(has(record_error(R"({"messages": [], "prompt": "x", "completion": "y"})"), "either"));
-  CHECK(has(record_error(R"({"messages": {}})"), "\"messages\" is object, allowed: a list"));
+  CHECK(has(record_error(R"({"messages": {}})"), "\"messages\" is an object, allowed: a list"));
   CHECK(has(record_error(R"({"messages": []})"), "no message of role \"assistant\""));
-  CHECK(has(record_error(R"({"messages": [7]})"), "message 0 is number, allowed: an object"));
+  CHECK(has(record_error(R"({"messages": [7]})"), "message 0 is an integer, allowed: an object"));
   CHECK(has(record_error(R"({"messages": [{"content": "x"}]})"), "message 0 has no \"role\""));
   CHECK(has(record_error(R"({"messages": [{"role": "assistant"}]})"),
             "message 0 has no \"content\""));
@@ -148,21 +148,21 @@ TEST_CASE("records that are no conversation are refused with file, offset and li
   CHECK(has(record_error(R"({"prompt": "x"})"), "no \"completion\""));
   CHECK(has(record_error(R"({"prompt": "x", "completion": ""})"), "nothing to learn"));
   CHECK(has(record_error(R"({"prompt": "x", "prompt": "z", "completion": "y"})"),
-            "\"prompt\" is given twice"));
+            ":17: the key \"prompt\" is given twice"));
   CHECK(
       has(record_error(R"({"messages": [{"role": "user", "role": "assistant", "content": "x"}]})"),
-          "\"role\" is given twice"));
+          ":32: the key \"role\" is given twice"));
   CHECK(
       record_error(
           R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]})") ==
       "no InputError");
   const std::string zero("{\"prompt\": \"x\", \"completion\": \"y\"}\0 lost", 40);
-  CHECK(has(record_error(zero), "not JSON: a zero byte"));
+  CHECK(has(record_error(zero), ":35: not valid JSON: a zero byte"));
   std::string deep = R"({"prompt": "x", "completion": "y", "extra": )";
-  CHECK(has(record_error(deep + std::string(100000, '[')), "nested deeper than 16 levels"));
+  CHECK(has(record_error(deep + std::string(100000, '[')), "nested more than 16 deep"));
   CHECK(record_error(deep + "[[[[[[{}]]]]]]}") == "no InputError");
-  CHECK(
-      has(record_error("{\"prompt\": \"\xff\", \"completion\": \"y\"}"), "not JSON"));  // not UTF-8
+  CHECK(has(record_error("{\"prompt\": \"\xff\", \"completion\": \"y\"}"),
+            "not valid JSON"));  // not UTF-8
   const Folder folder("chat_bad");
   const auto error = [&](const std::string& text) {
     const std::string path = folder.write("x.jsonl", text);
@@ -170,7 +170,7 @@ TEST_CASE("records that are no conversation are refused with file, offset and li
   };
   const std::string good = R"({"prompt": "a", "completion": "b"})";
   CHECK(has(error(good + "\n" + good + "\nnot json\n"),
-            "x.jsonl:" + std::to_string(2 * good.size() + 2) + ": line 3: not JSON"));
+            "x.jsonl:" + std::to_string(2 * good.size() + 2) + ": line 3:2: not valid JSON"));
   CHECK(has(error(R"({"prompt": "a\u0000", "completion": "b"})"), "line 1: a zero byte"));
   CHECK(has(error(""), "an empty file"));
   CHECK(has(error("\n \n"), "no records"));

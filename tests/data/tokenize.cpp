@@ -113,14 +113,17 @@ TEST_CASE("JSONL files: the member is found, errors name file and line", "[token
             "b.jsonl:2: has no member \"text\"; there are: body id (--json-key)"));
   CHECK(has(error("{\"text\": 5}"), "b.jsonl:2: \"text\" is a number, must be a string"));
   CHECK(has(error("{\"text\": [\"x\"]}"), "b.jsonl:2: \"text\" is a list"));
-  CHECK(has(error("{\"text\": \"x\", \"text\": \"y\"}"), "b.jsonl:2: holds \"text\" twice"));
+  CHECK(has(error("{\"text\": \"x\", \"text\": \"y\"}"),
+            "b.jsonl:2:15: the key \"text\" is given twice"));
+  CHECK(
+      has(error("{\"text\": \"x\", \"id\": {\"a\": 1, \"a\": 2}}"), "b.jsonl:2:30: the key \"a\""));
   CHECK(has(error("[\"x\"]"), "b.jsonl:2: is a list, must be an object"));
-  CHECK(has(error("{\"text\": \"x\"} trailing"), "b.jsonl:2: column 17: not valid JSON: syntax error"));
-  CHECK(has(error("{\"text\": \"x"), "b.jsonl:2: column 12: not valid JSON"));
-  CHECK(has(error("{\"text\": \"\xFF\"}"), "b.jsonl:2: column 11: not valid JSON"));
-  CHECK(has(error("{\"a\": " + std::string(100, '[')), "b.jsonl:2: nested more than 64"));
+  CHECK(has(error("{\"text\": \"x\"} trailing"), "b.jsonl:2:17: not valid JSON: syntax error"));
+  CHECK(has(error("{\"text\": \"x"), "b.jsonl:2:12: not valid JSON"));
+  CHECK(has(error("{\"text\": \"\xFF\"}"), "b.jsonl:2:11: not valid JSON"));
+  CHECK(has(error("{\"a\": " + std::string(100, '[')), "b.jsonl:2:70: nested more than 64"));
   CHECK(has(error("{\"text\": \"x\"}" + std::string(1, '\0') + "{\"text\": \"lost\"}"),
-            "b.jsonl:2: column 14: not valid JSON: a zero byte"));
+            "b.jsonl:2:14: not valid JSON: a zero byte"));
   CHECK(has(input_error([&] { read_all({folder / "none.jsonl"}); }), "none.jsonl: cannot open"));
   CHECK(has(input_error([&] { read_all({folder.write("z.txt", "\x1f\x8b\x08")}); }), "gzip"));
   CHECK(has(input_error([&] { read_all({folder.path()}); }), "a folder"));

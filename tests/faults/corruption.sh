@@ -8,6 +8,7 @@ steps=2
 settings="train.steps=2 model.num_experts=2 model.num_experts_per_token=1 checkpoint.every=1 train.eval_every=0 run.dir=run"
 "$moesaic" train tiny.yaml $settings > out.txt 2>&1 || fail "the quiet run: $(cat out.txt)"
 mv run whole
+rm whole/finished # a finished run does not read its checkpoint again
 newest=run/$(last_step)
 previous=run/checkpoints/step-00000001
 damages=0 flips=0

@@ -1,14 +1,20 @@
-// Preloaded into moesaic by the tests beside it: counts the calls that change files below a folder, and at the k-th one
-// performs half of a write (a torn one) or nothing of another call, and ends the process with SIGKILL, as a crash would.
+// Preloaded into moesaic by the tests beside it: counts the calls that change files below a folder, and has a fault at the
+// k-th one. Without further words that is a crash: half of a write (a torn one) or nothing of another call is performed, and
+// the process ends with SIGKILL.
 //
 //   FAULT_FOLDER  absolute path; only calls on files below it, or on the folder itself, count
 //   FAULT_AT      number of the call at which to die, from 1; unset: none, calls are only counted
 //   FAULT_RANK    only in this MPI rank (OMPI_COMM_WORLD_RANK); unset: in every process
 //   FAULT_VICTIM  a file: the ranks other than FAULT_RANK write their process id there, and that process is killed in
 //                 place of the one that counts
+//   FAULT_ERROR   in place of a crash the call does nothing and fails: EIO, ENOSPC, EDQUOT, EINTR
+//   FAULT_SHORT   in place of a crash the call, if it is a write, does half of it and says so
+//   FAULT_FILL    in place of a crash this file grows until the disk is full; then the call is performed
+//   FAULT_CLOSES  set: closing a file that was open for writing counts, too (it fails after it was done)
 //   FAULT_LOG     file that gets one line per counted call
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -56,6 +62,27 @@ static const char* absolute(int folder, const char* path, char* out) {
   return out;
 }
 
+static int error_of(const char* name) {
+  static const struct {
+    const char* name;
+    int number;
+  } kErrors[] = {{"EIO", EIO}, {"ENOSPC", ENOSPC}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
+  for (size_t i = 0; i < sizeof kErrors / sizeof *kErrors; ++i) {
+    if (strcmp(name, kErrors[i].name) == 0) return kErrors[i].number;
+  }
+  abort();  // the test must not pass for want of a fault
+}
+
+static void fill_disk(const char* file) {
+  static const char zeros[1 << 16];
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND, 0644);
+  if (fd < 0) abort();
+  for (size_t n = sizeof zeros; n > 0;) {
+    if (syscall(SYS_write, fd, zeros, n) <= 0) n /= 2;
+  }
+  syscall(SYS_close, fd);
+}
+
 static void die(void) {
   const char* file = getenv("FAULT_VICTIM");
   long victim = getpid();
@@ -68,6 +95,32 @@ static void die(void) {
   kill((pid_t)victim, SIGKILL);
 }
 
+// The fault of a call: whether it fails (errno says why). May not return.
+static int fault(void) {
+  const char* error = getenv("FAULT_ERROR");
+  if (error) {
+    errno = error_of(error);
+    return 1;
+  }
+  const char* fill = getenv("FAULT_FILL");
+  if (fill) {
+    fill_disk(fill);
+  } else if (!getenv("FAULT_SHORT")) {
+    die();
+  }
+  return 0;
+}
+
+// Of a write: what it returns, or -2 when it is to be performed as always.
+static ssize_t write_fault(int fd, const void* data, size_t bytes) {
+  const int crashes = !getenv("FAULT_ERROR") && !getenv("FAULT_FILL") && !getenv("FAULT_VICTIM");
+  if (bytes > 1 && crashes) {
+    const ssize_t half = syscall(SYS_write, fd, data, bytes / 2);
+    if (getenv("FAULT_SHORT")) return half;
+  }
+  return fault() ? -1 : -2;
+}
+
 static void append_log(const char* call, const char* path) {
   const char* log = getenv("FAULT_LOG");
   if (!log) return;
@@ -76,7 +129,7 @@ static void append_log(const char* call, const char* path) {
   const int fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND, 0644);
   if (fd < 0) abort();
   syscall(SYS_write, fd, line, n);
-  close(fd);
+  syscall(SYS_close, fd);
 }
 
 static int is_counting_rank(void) {
@@ -109,16 +162,15 @@ static int count_descriptor(const char* call, int fd) {
   return path_of_descriptor(fd, path) ? count(call, path) : 0;
 }
 
-// Dies before EXPRESSION if the call is the one.
-#define BEFORE(is_last, expression) \
-  if (is_last) die();               \
+// EXPRESSION, unless the call is the one and fails: then -1.
+#define BEFORE(is_last, expression)    \
+  if ((is_last) && fault()) return -1; \
   return expression
 
 ssize_t write(int fd, const void* data, size_t bytes) {
-  const int is_last = count_descriptor("write", fd);
-  if (is_last) {
-    if (bytes > 1 && !getenv("FAULT_VICTIM")) NEXT(write)(fd, data, bytes / 2);
-    die();
+  if (count_descriptor("write", fd)) {
+    const ssize_t done = write_fault(fd, data, bytes);
+    if (done != -2) return done;
   }
   return NEXT(write)(fd, data, bytes);
 }
@@ -132,12 +184,21 @@ ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
 }
 
 ssize_t writev(int fd, const struct iovec* parts, int n) {
-  const int is_last = count_descriptor("writev", fd);
-  if (is_last) {
-    if (n > 0 && !getenv("FAULT_VICTIM")) NEXT(write)(fd, parts[0].iov_base, parts[0].iov_len / 2);
-    die();
+  if (count_descriptor("writev", fd)) {
+    const ssize_t done =
+        n > 0 ? write_fault(fd, parts[0].iov_base, parts[0].iov_len) : (fault() ? -1 : -2);
+    if (done != -2) return done;
   }
   return NEXT(writev)(fd, parts, n);
+}
+
+int close(int fd) {
+  const int flags = getenv("FAULT_CLOSES") ? fcntl(fd, F_GETFL) : -1;
+  const int counts = flags != -1 && (flags & O_ACCMODE) != O_RDONLY;
+  const int is_last = counts && count_descriptor("close", fd);
+  const int result = NEXT(close)(fd);
+  if (is_last && fault()) return -1;
+  return result;
 }
 
 int fsync(int fd) {
@@ -214,11 +275,12 @@ int mkdir(const char* folder, mode_t mode) {
     BEFORE(count(#name, absolute(AT_FDCWD, file, path)), real(file, flags, mode));          \
   }
 // Streams open their files inside the C library.
-#define OPEN_STREAM(name)                                                         \
-  FILE* name(const char* file, const char* mode) {                                \
-    if (mode[0] == 'r') return NEXT(name)(file, mode);                            \
-    char path[PATH_MAX];                                                          \
-    BEFORE(count(#name, absolute(AT_FDCWD, file, path)), NEXT(name)(file, mode)); \
+#define OPEN_STREAM(name)                                                     \
+  FILE* name(const char* file, const char* mode) {                            \
+    if (mode[0] == 'r') return NEXT(name)(file, mode);                        \
+    char path[PATH_MAX];                                                      \
+    if (count(#name, absolute(AT_FDCWD, file, path)) && fault()) return NULL; \
+    return NEXT(name)(file, mode);                                            \
   }
 OPEN_STREAM(fopen)
 OPEN_STREAM(fopen64)

@@ -11,7 +11,29 @@ settings="train.steps=$steps train.eval_every=30 checkpoint.every=3 checkpoint.k
 began=$(date +%s%N)
 run run.dir=whole $settings > out.txt 2>&1 || fail "the quiet run: $(cat out.txt)"
 longest=$((($(date +%s%N) - began) / 1000000 + 200)) # milliseconds
-finished=0 ranks_killed=0 launchers_killed=0 early=0
+is_alive() { # process
+  state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2> /dev/null) || return 1
+  case $state in '' | Z | X) return 1 ;; esac
+}
+# mpirun 4.1.4 may wait for ever after a rank died while it was starting the job. Without ranks there is nothing to wait for;
+# with one that lives on, it would be ours that hangs.
+wait_for_launcher() {
+  tenths=0 alone=0
+  while is_alive $launcher; do
+    alone=$((alone + 1)) tenths=$((tenths + 1))
+    for rank in $(cat /proc/$launcher/task/$launcher/children 2> /dev/null); do
+      ! is_alive "$rank" || alone=0
+    done
+    if [ $alone -ge 150 ]; then
+      kill -KILL $launcher
+      hung_launchers=$((hung_launchers + 1))
+      echo "round $round: mpirun does not end, though its ranks are gone: $(cat out.txt)"
+    fi
+    [ $tenths -lt 1200 ] || fail "seed $seed, round $round: a rank outlives the other by 2 minutes: $(cat out.txt)"
+    sleep 0.1
+  done
+}
+finished=0 hung_launchers=0 ranks_killed=0 launchers_killed=0 early=0
 finish() {
   run run.dir=run --resume=auto $settings > out.txt 2>&1 || fail "seed $seed, round $round: the last life ends with $?: $(cat out.txt)"
   same_end run "seed $seed, round $round"
@@ -38,6 +60,8 @@ while [ $round -lt "$rounds" ]; do
   else
     ranks_killed=$((ranks_killed + 1))
   fi
+  [ $((round % 10)) -ne 0 ] || echo "round $round"
+  wait_for_launcher
   code=0
   wait $launcher || code=$?
   case $code in 0 | 137) ;; *) fail "seed $seed, round $round: exit $code: $(cat out.txt)" ;; esac
@@ -55,4 +79,4 @@ while [ $round -lt "$rounds" ]; do
 done
 finish
 [ $((ranks_killed + launchers_killed)) -gt 0 ] || fail "nothing was killed"
-echo "kill loop: all checks passed ($rounds rounds, seed $seed: $ranks_killed ranks and $launchers_killed launchers killed, $early without effect; $finished runs came to the same end; $((($(date +%s%N) - began) / 1000000000)) s)"
+echo "kill loop: all checks passed ($rounds rounds, seed $seed: $ranks_killed ranks and $launchers_killed launchers killed, $early without effect, $hung_launchers times mpirun itself did not end; $finished runs came to the same end; $((($(date +%s%N) - began) / 1000000000)) s)"

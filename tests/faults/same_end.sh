@@ -15,6 +15,7 @@ only_whole_checkpoints() { # run folder, what happened
   done
   n=$(find . -path "./$1/*" -name '*.tmp-*' | wc -l)
   [ "$n" -le 1 ] || fail "$2: $n temporary folders: $(find "$1" -name '*.tmp-*')"
+  [ ! -e "$1/config.yaml" ] || [ "$(wc -l < "$1/config.yaml")" -eq "$(wc -l < whole/config.yaml)" ] || fail "$2: config.yaml is torn: $(tail -n 1 "$1/config.yaml")"
 }
 # The run has come to its end with the bits and the records of the run in folder `whole`.
 same_end() { # run folder, what happened
@@ -23,7 +24,9 @@ same_end() { # run folder, what happened
     cmp "whole/$(last_step)/$f.safetensors" "$1/$(last_step)/$f.safetensors" || fail "$2: $f differs from the quiet run"
   done
   [ -e "$1/$(last_step)/model.safetensors" ] || fail "$2: no last checkpoint"
-  [ -z "$(find "$1" -name '*.tmp-*')" ] || fail "$2: left over: $(find "$1" -name '*.tmp-*')"
+  [ -z "$(find "$1" -name '*.tmp*')" ] || fail "$2: left over: $(find "$1" -name '*.tmp*')"
+  set -- "$1" "$2" "$(echo whole/checkpoints/step-*)" "$(echo "$1"/checkpoints/step-*)"
+  [ "$(echo "$3" | wc -w)" -eq "$(echo "$4" | wc -w)" ] || fail "$2: the quiet run leaves $3, this one $4"
   [ whole.records -nt whole/metrics.jsonl ] || same_records whole/metrics.jsonl > whole.records
   same_records "$1/metrics.jsonl" > run.records
   [ -s whole.records ] || fail "$2: no records to compare"

@@ -5,13 +5,14 @@
 
 #include "core/tokenizer/utf8.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/strict_json.h"
 
 using namespace moesaic;
 
 MOESAIC_FUZZ_TARGET(chat_record) {
   std::vector<data::ChatPiece> pieces;
   if (!fuzz::accepts([&] { pieces = data::parse_chat_record(input, "a.jsonl:1"); })) return;
-  fuzz::require(input.find('\0') == std::string_view::npos, "JSON holds no zero byte");
+  fuzz::require_strict_json(input);
   fuzz::require(
       std::any_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.is_target; }),
       "a record has a target");

@@ -1,9 +1,8 @@
 // Documents from JSONL files. Accepted ⇒ the documents, written as JSONL, read back as the same.
-#include <nlohmann/json.hpp>
-
 #include "core/data/document_reader.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_file.h"
+#include "tests/fuzz/strict_json.h"
 
 using namespace moesaic;
 
@@ -22,12 +21,23 @@ std::vector<std::string> documents_of(std::string_view content) {
   return documents;
 }
 
+template <class Visit>
+void each_line(std::string_view text, const Visit& visit) {
+  constexpr std::string_view mark = "\xEF\xBB\xBF";
+  if (text.substr(0, mark.size()) == mark) text.remove_prefix(mark.size());
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line);
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+  }
+}
+
 }  // namespace
 
 MOESAIC_FUZZ_TARGET(jsonl) {
   std::vector<std::string> documents;
   if (!fuzz::accepts([&] { documents = documents_of(input); })) return;
-  fuzz::require(input.find('\0') == std::string_view::npos, "JSON holds no zero byte");
+  each_line(input, fuzz::require_strict_json);
   std::string again;
   for (const auto& text : documents)
     again += nlohmann::json{{"text", text}}.dump() + "\n";

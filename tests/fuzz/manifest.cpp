@@ -6,6 +6,7 @@
 
 #include "core/base/crc32c.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/strict_json.h"
 
 using namespace moesaic;
 
@@ -15,7 +16,7 @@ MOESAIC_FUZZ_TARGET(manifest) {
       "{},\n\"manifest_crc32c\": \"{:08x}\"}}\n", input, crc32c(input.data(), input.size()));
   Manifest manifest;
   if (!fuzz::accepts([&] { manifest = parse_manifest(sealed, "manifest.json"); })) return;
-  fuzz::require(sealed.find('\0') == std::string::npos, "JSON holds no zero byte");
+  fuzz::require_strict_json(sealed);
   for (const auto& file : manifest.files)
     fuzz::require(file.name.find('/') == std::string::npos && file.name.front() != '.',
                   "files lie in the checkpoint's folder");

@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/safetensors_header.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/strict_json.h"
 
 using namespace moesaic;
 
@@ -26,6 +27,7 @@ MOESAIC_FUZZ_TARGET(safetensors) {
   if (!fuzz::accepts(
           [&] { header = safetensors::parse_header(input, data_bytes, "a.safetensors"); }))
     return;
+  fuzz::require_strict_json(input);
   std::vector<StoredTensor> placed;
   for (const auto& [name, t] : header.tensors) {
     fuzz::require(name == t.name, "a tensor is found under its name");

@@ -10,6 +10,8 @@ MOESAIC_FUZZ_TARGET(tokenizer_json) {
   std::shared_ptr<const tokenizer::Tokenizer> made;
   if (fuzz::accepts([&] {
         made = tokenizer::parse_tokenizer_json(files.file, files.config, "a/tokenizer.json");
-      }))
+      })) {
+    fuzz::require_strict_json(files.file);
     fuzz::use(*made, files.config);
+  }
 }

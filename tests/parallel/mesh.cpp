@@ -97,7 +97,7 @@ TEST_CASE("products that do not fit are refused with what would") {
   c.tp = 2;
   REQUIRE(usage_error(c, 8) ==
           "parallel: pp x dp x cp x tp = 1 x 3 x 1 x 2 = 6, but there are 8 ranks: with this pp, "
-          "cp and tp, dp must be 4");
+          "cp and tp, parallel.dp must be 4, or left out");
   c.tp = 3;
   REQUIRE(usage_error(c, 8).find("does not divide 8; nearest numbers of ranks: 6, 9") !=
           std::string::npos);

@@ -52,9 +52,12 @@ MinJobAge=600
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
-NodeName=$host NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+GresTypes=gpu
+NodeName=$host NodeAddr=127.0.0.1 CPUs=8 Gres=gpu:2 State=UNKNOWN
 PartitionName=test Nodes=$host Default=YES MaxTime=INFINITE State=UP
 CONF
+  # Two GPUs for Slurm to hand out: it wants devices, looks at nothing but their names, and sets CUDA_VISIBLE_DEVICES.
+  printf 'Name=gpu File=%s\n' /dev/null /dev/zero > "$dir/gres.conf"
 }
 
 # Waits until a command succeeds.

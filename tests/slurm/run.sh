@@ -109,12 +109,31 @@ for i in 0 1 2 3; do
   [ "$(job_field "${c}_$i" JobState)" = COMPLETED ] || fail "array: element $i ended as $(job_field "${c}_$i" JobState)"
 done
 
+grep -q "was done before, nothing is left to do" array_3.log || fail "array: the last element did more than leave: $(cat array_3.log)"
+
 # An element of a chain that can only fail ends the chain; a job that has come back too often ends, too.
 broken=$(sbatch --parsable -n 2 --array=0-3%1 --output=broken_%a.log "$source/scripts/slurm/train_array.sbatch" \
   tiny.yaml model.hidden_sise=3)
 often=$(MAX_REQUEUES=0 sbatch --parsable -n 2 --output=often.log "$source/scripts/slurm/train.sbatch" \
   tiny.yaml run.dir=often run.max_minutes=0.00001)
 alone=$(sbatch --parsable -n 2 --output=alone.log --wrap "$moesaic train tiny.yaml run.dir=alone")
+
+# What ranks see of a machine with two GPUs when the job asks for one per task. mpirun starts its daemons on further nodes with
+# srun, as the stand-in does here.
+cat > see.sh <<'SEE'
+#!/bin/sh
+echo "rank sees ${CUDA_VISIBLE_DEVICES:-nothing}"
+SEE
+cat > daemon.sh <<'DAEMON'
+#!/bin/sh
+exec srun --ntasks=1 --nodes=1 "$PWD/see.sh"
+DAEMON
+chmod +x see.sh daemon.sh
+MOESAIC=$PWD/see.sh sbatch --parsable -n 2 --gpus-per-task=1 --output=gpus_srun.log "$source/scripts/slurm/train_srun.sbatch" x > /dev/null
+for script in train train_array; do
+  MPIRUN=$PWD/daemon.sh sbatch --parsable -n 2 --array=0 --gpus-per-task=1 --gpu-bind=single:1 --output=gpus_$script.log \
+    "$source/scripts/slurm/$script.sbatch" x > /dev/null
+done
 
 # Launches that do not fit are refused, by one process, with exit code 2; those that do are not.
 refused() { # TEXT command…
@@ -136,6 +155,9 @@ wait_until 30 nothing_is_queued || fail "the last jobs are not done"
 [ "$(job_field "$often" ExitCode)" = 75:0 ] || fail "often: exit $(job_field "$often" ExitCode)"
 [ "$(job_field "$alone" ExitCode)" = 2:0 ] || fail "alone: exit $(job_field "$alone" ExitCode)"
 grep -q "inside a Slurm allocation for 2 tasks" alone.log || fail "alone: not explained"
+
+for gpu in 0 1; do [ "$(grep -c "^rank sees $gpu$" gpus_srun.log)" -eq 1 ] || fail "srun: no rank has GPU $gpu: $(cat gpus_srun.log)"; done
+for script in train train_array; do grep -q "^rank sees 0,1$" gpus_$script.log || fail "$script: $(cat gpus_$script.log)"; done
 
 folder=$SLURM_CONF
 stop_cluster

@@ -109,6 +109,22 @@ TEST_CASE("the post-processor acts on request", "[tokenizer]") {
   REQUIRE(wrapped.size() == plain.size() + 3);
   CHECK(wrapped.front() == 342);
   CHECK(wrapped[wrapped.size() - 2] == 341);
+  // A short file must not be able to add very many tokens: each piece names a list that may be long itself.
+  std::string pieces, ids = "341";
+  for (int i = 0; i < 40; ++i) {
+    pieces += R"({"SpecialToken": {"id": "e", "type_id": 0}}, )";
+    ids += ", 341";
+  }
+  CHECK(contains(refusal([&] {
+                   tiny(with(kJson,
+                             "\"post_processor\": null",
+                             R"("post_processor": {
+    "type": "TemplateProcessing", "single": [)" +
+                                 pieces + R"({"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [], "special_tokens": {"e": {"id": "e", "ids": [)" +
+                                 ids + R"(], "tokens": ["e"]}}})"));
+                 }),
+                 "post_processor: adds more than 1024 tokens to every text"));
 }
 
 TEST_CASE("tokenizer.json: what is not implemented is refused by its JSON path", "[tokenizer]") {
@@ -149,7 +165,8 @@ TEST_CASE("tokenizer.json: what is not implemented is refused by its JSON path",
       {"\"t h\"", "\"e r\"", "this merge occurs twice"},
       {"\"!\": 0", "\"!!\": 0", "holds no token \"!\" for the byte 0x21"},
       {"\"!\": 0", "\"!\": 1", "has the id 1 of another token"},
-      {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" occurs twice"},
+      {"\"!\": 0", "\"!\": 4194303", "model.vocab: the largest id is 4194303"},
+      {"\"!\": 0", "\"!\": 0, \"!\": 0", "the key \"!\" is given twice"},
       {"\"version\": \"1.0\"", "\"version\": 1e999", "not valid JSON"},
   };
   for (const Case& c : cases) {
@@ -187,6 +204,8 @@ TEST_CASE("rank files: errors name the line, or the path in the configuration", 
   CHECK(says(kRanks + "\n\r\n").empty());
   CHECK(contains(says(kRanks + "IQ== 1\n"), "tiktoken.model:341: the rank 1 occurs twice"));
   CHECK(contains(says(kRanks + "IQ== 345\n"), ":341: this token occurs twice"));
+  CHECK(contains(says(kRanks + "IV9f 4194303\n"),
+                 "tiktoken.model: the largest id is 4194303, but there are 341 tokens"));
   CHECK(contains(says(kRanks + "IR== 345\n"), ":341: \"IR==\" is not the base64"));
   CHECK(contains(says(kRanks + "I!== 345\n"), "is not the base64"));
   CHECK(contains(says(kRanks + "AAAA\n"), "must be a base64 token, a space and a rank"));

@@ -1,8 +1,10 @@
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <limits>
 
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
@@ -225,6 +227,31 @@ TEST_CASE("metrics.jsonl: header first, appended on continuation, torn lines clo
   REQUIRE(stop.at("reason") == "run.max_minutes is over");
   fs::remove_all(dir);
   REQUIRE_THROWS_AS(MetricsFile(path), ResourceError);  // no such folder
+}
+
+TEST_CASE("metrics.jsonl: the end is readable after a line that the disk did not take") {
+  const fs::path dir =
+      fs::temp_directory_path() / ("moesaic full metrics " + std::to_string(::getpid()));
+  fs::create_directories(dir);
+  const fs::path path = dir / "metrics.jsonl";
+  fs::remove(path);
+  MetricsFile file(path);
+  file.on_step(record(1));
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit full{fs::file_size(path) + 10, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
+  CHECK_THROWS_AS(file.on_step(record(2)), ResourceError);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, handler);
+  file.on_end({1, 4, "the disk is full"});
+  const auto lines = lines_of(path);
+  REQUIRE(lines.size() == 3);
+  CHECK(lines[1].size() == 10);
+  CHECK(json::parse(lines[2]).at("type") == "stop");
+  CHECK_THROWS_AS(file.on_step(record(2)), ResourceError);  // closed
+  fs::remove_all(dir);
 }
 
 }  // namespace

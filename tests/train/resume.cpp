@@ -222,6 +222,69 @@ TEST_CASE("a rank's wish to stop stops all before the step, without a trace") {
     CHECK(differences(states[r], quiet.states[r]).empty());
 }
 
+// A request to stop meets the edge between two phases of other sequence lengths: the state is saved with the buffers of one
+// phase in place and loaded into those of the other. Two ranks, and the program's order: wish, save, end.
+TEST_CASE(
+    "stopped before, at or after an edge between phases, a run continues with the same bits") {
+  constexpr std::int64_t kEdge = 3, kEnd = 6;
+  // By steps, with the batch in tokens held; then three phases by tokens, the stop at both edges.
+  const auto settings =
+      GENERATE(std::vector<std::string>{"train.phases=[{until: 3, sequence_length: 16}, "
+                                        "{until: 20, sequence_length: 64}]",
+                                        "train.global_batch_size=null",
+                                        "train.global_batch_tokens=256"},
+               std::vector<std::string>{"train.phases=[{until: 3, sequence_length: 64}, "
+                                        "{until: 4, sequence_length: 16}, {until: 20}]",
+                                        "optimizer.ema_decay=0.9"});
+  const auto config = hybrid_config(settings);
+  const JobResult quiet = run_job(config, 2, kEnd);
+  for (const std::int64_t stop : {kEdge - 1, kEdge, kEdge + 1, kEdge + 2}) {
+    INFO(settings[0] << ", stopped at step " << stop);
+    const Folder folder;
+    std::vector<Snapshot> ends(2);
+    std::vector<std::int64_t> stopped_at(2), wrong(2, 0);
+    run_local_ranks(2, [&](Communicator& world) {
+      const auto rank = static_cast<std::size_t>(world.rank());
+      Run life(config, &world);
+      std::int64_t wish = 0;
+      while (wish == 0) {
+        wish = world.rank() == 1 && life.trainer->steps_done() == stop ? 5 : 0;
+        const auto stats = life.trainer->step_unless_stopped(wish);
+        const auto done = static_cast<std::size_t>(life.trainer->steps_done());
+        if (stats && !same_numbers(*stats, quiet.stats[done - 1])) ++wrong[rank];
+      }
+      stopped_at[rank] = life.trainer->steps_done();
+      if (world.rank() == 0)
+        save_checkpoint(folder.path(),
+                        stop,
+                        life.trainer->state(),
+                        life.trainer->values(),
+                        "",
+                        0,
+                        0,
+                        life.trainer->stream());
+    });
+    CHECK(stopped_at == std::vector<std::int64_t>{stop, stop});
+    run_local_ranks(2, [&](Communicator& world) {
+      const auto rank = static_cast<std::size_t>(world.rank());
+      Run life(config, &world);
+      life.trainer->load_values(load_checkpoint(latest_checkpoint(folder.path())->path,
+                                                life.trainer->state(),
+                                                true,
+                                                life.trainer->stream()));
+      while (life.trainer->steps_done() < kEnd) {
+        const StepStats stats = life.step();
+        if (!same_numbers(stats, quiet.stats[static_cast<std::size_t>(stats.step - 1)]))
+          ++wrong[rank];
+      }
+      ends[rank] = life.snapshot();
+    });
+    CHECK(wrong == std::vector<std::int64_t>{0, 0});
+    for (std::size_t r = 0; r < 2; ++r)
+      CHECK(differences(ends[r], quiet.states[r]).empty());
+  }
+}
+
 TEST_CASE("a run continues on another number of ranks") {
   const auto config =
       hybrid_config({"optimizer.ema_decay=0.9", "model.balance.bias_rule=quantile_exact"});

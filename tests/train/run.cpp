@@ -118,14 +118,16 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
 
 Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
     : config(c) {
-  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu));
+  if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
+  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
+                                            mesh ? mesh->position() : MeshPosition());
   model = std::make_unique<Model>(*params, model_options(config.model, config.train));
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
-                     .world = world,
+                     .mesh = mesh.get(),
                      .params = params.get(),
                      .model = model.get(),
                      .optimizer = optimizer.get(),

@@ -34,6 +34,7 @@ class Run {
   void restore(const Snapshot& tensors, const StateValues& values);
 
   config::Config config;
+  std::unique_ptr<Mesh> mesh;  // with several ranks
   std::unique_ptr<ParameterStore> params;
   std::unique_ptr<Model> model;
   std::unique_ptr<Optimizer> optimizer;

@@ -196,3 +196,22 @@ TEST_CASE("config: what can be planned but not trained") {
   REQUIRE(config::untrainable(yarn).size() == 1);
   CHECK(config::untrainable(yarn)[0].key == "model.rope_scaling");
 }
+
+TEST_CASE("config: pipelines can be planned but not trained") {
+  CHECK(report({"parallel.pp=2"}).empty());
+  CHECK(report({"parallel.pp=2", "parallel.schedule=interleaved", "parallel.layers=[1,1,0,0]"})
+            .empty());
+  CHECK(contains(report({"parallel.chunks=2"}),
+                 "parallel.chunks: is of use with parallel.pp above 1 only"));
+  CHECK(contains(report({"parallel.layers=[1,1]"}),
+                 "parallel.layers: is of use with parallel.pp above 1 only"));
+  CHECK(contains(report({"parallel.schedule=dualpipe"}), "one of: 1f1b, interleaved"));
+  CHECK(contains(report({"parallel.chunks=0"}), "parallel.chunks: found 0"));
+  const config::Config two = config::load_config_text(kTiny, "t", {"parallel.pp=2"}).config;
+  REQUIRE(config::untrainable(two).size() == 1);
+  CHECK(config::untrainable(two)[0].key == "parallel.pp");
+  CHECK(two.parallel.chunks_per_stage() == 1);
+  config::Config interleaved = two;
+  interleaved.parallel.schedule = config::PipelineSchedule::interleaved;
+  CHECK(interleaved.parallel.chunks_per_stage() == 2);
+}

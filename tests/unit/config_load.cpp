@@ -126,8 +126,15 @@ TEST_CASE("config: wrong shapes") {
   CHECK(contains(report_of("run:\n"), "t.yaml:1:1 run: has no keys"));
   CHECK(contains(report_of("model: {hidden_size: [1, 2]}\n"),
                  "t.yaml:1:22 model.hidden_size: found a list; allowed: an integer"));
-  CHECK(contains(report_of("train: {phases: {until: 3}}\n"),
-                 "train.phases: found a group of keys; allowed: a list"));
+  CHECK(contains(
+      report_of("train: {phases: {until: 3}}\n"),
+      "train.phases: found a group of keys: write a list of groups, [{…}, {…}]; allowed: a list"));
+  CHECK(contains(report_of("log: {trace_steps: 10}\n"),
+                 "log.trace_steps: found 10: write it as a list, [10]; allowed: a list"));
+  CHECK(contains(report_of("log: {trace_steps: {a: 1}}\n"),
+                 "log.trace_steps: found a group of keys: write a list of values, [value, value]"));
+  CHECK(
+      contains(report_of("log: {trace_steps: '10'}\n"), "log.trace_steps: found \"10\"; allowed"));
   CHECK(contains(
       report_of("train: {phases: [{until: 3, unti: 4}]}\n"),
       "t.yaml:1:29 train.phases[0].unti: unknown key; did you mean train.phases[0].until?"));
@@ -159,10 +166,11 @@ TEST_CASE("config: unknown keys lead to the right one") {
 }
 
 TEST_CASE("config: features that do not exist yet accept their default only") {
-  CHECK(report_of_override("parallel.tp=1").empty());
-  CHECK(contains(report_of_override("parallel.tp=4"),
-                 "command line: parallel.tp: found 4: tensor parallelism is not available in this "
-                 "version; allowed: 1"));
+  CHECK(report_of_override("parallel.order=horizontal").empty());
+  CHECK(
+      contains(report_of_override("parallel.order=vertical"),
+               "command line: parallel.order: found vertical: the vertical order is not available "
+               "in this version; allowed: horizontal"));
   CHECK(contains(report_of_override("memory.device_budget=24GiB"),
                  "a budget of device memory is not available in this version; allowed: null"));
   CHECK(contains(report_of_override("activations.residual_offload=true"), "allowed: false"));

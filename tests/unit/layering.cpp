@@ -146,7 +146,7 @@ const std::vector<ThirdParty>& third_party() {
       {"nvtx3/", {"memory", "kernels"}, true},
       {"yaml-cpp/", {"config"}},
       {"CLI/", {"apps"}},
-      {"nlohmann/", {"config", "checkpoint", "data", "tokenizer", "train", "apps"}},
+      {"nlohmann/", {"base", "config", "checkpoint", "data", "train", "apps"}},
       {"pcre2.h", {"tokenizer"}},
       {"utf8proc.h", {"tokenizer"}},
       {"cblas.h", {"kernels"}},

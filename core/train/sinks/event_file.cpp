@@ -210,4 +210,8 @@ void EventFile::write(std::int64_t step, const EventSummary& summary) {
   impl_->file.write(record_of(event));
 }
 
+void EventFile::finish() {
+  impl_->file.finish();
+}
+
 }  // namespace moesaic

@@ -39,6 +39,8 @@ class EventFile {
   /// Readers drop what earlier files hold of this step and later ones.
   void session_start(std::int64_t first_step);
   void write(std::int64_t step, const EventSummary& summary);
+  /// fsync and close; throws ResourceError (path, cause). Nothing may be written afterwards.
+  void finish();
   const std::filesystem::path& path() const noexcept;
 
  private:

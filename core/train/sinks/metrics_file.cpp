@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -113,14 +114,20 @@ std::string experts_to_json(const StepRecord& record) {
 struct MetricsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
   // The newline goes with the object in one write, so that a kill tears at most this line.
-  void write(std::string text) { file.write(text += '\n'); }
+  void write(std::string text) {
+    text += '\n';
+    if (std::exchange(torn, true)) text.insert(0, 1, '\n');
+    file.write(text);
+    torn = false;
+  }
   DurableFile file;
+  bool torn = false;  // a write has failed
 };
 
 MetricsFile::MetricsFile(const std::filesystem::path& path) {
   const bool torn = ends_in_the_middle_of_a_line(path);
   impl_ = std::make_unique<Impl>(path);
-  if (torn) impl_->write("");
+  impl_->torn = torn;
 }
 MetricsFile::~MetricsFile() = default;
 
@@ -161,6 +168,7 @@ void MetricsFile::on_end(const RunEnd& end) {
   o.put("reason", end.reason);
   o.put("time", unix_time());
   impl_->write(o.line());
+  impl_->file.finish();
 }
 
 }  // namespace moesaic

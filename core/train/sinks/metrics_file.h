@@ -26,6 +26,7 @@ class MetricsFile final : public RunSink {
   void on_step(const StepRecord& record) override;
   /// {"type": "…", "step": …, values, texts}
   void on_event(const RunEvent& event) override;
+  /// Closes the file, and says whether the disk has all of it; nothing may be written afterwards.
   void on_end(const RunEnd& end) override;
 
  private:

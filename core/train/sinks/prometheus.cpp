@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include "core/base/durable_file.h"
 #include "core/base/error.h"
 
 namespace moesaic {
@@ -197,23 +197,13 @@ void PrometheusFile::write() {
   std::error_code error;
   const auto space = std::filesystem::space(options_.disk, error);
   if (!error) set("moesaic_disk_free_bytes", static_cast<double>(space.available));
-  error.clear();
-  // The collector reads what ends in .prom; this name does not.
-  const std::string beside = fmt::format("{}.{}", options_.path.string(), ::getpid());
-  {
-    std::ofstream file(beside, std::ios::trunc);
-    file << text();
-    file.close();
-    if (!file) error = std::make_error_code(std::errc::io_error);
+  // The collector reads what ends in .prom, not what lies beside it for a moment.
+  try {
+    replace_file(options_.path, text(), Sync::no);
+  } catch (const ResourceError& e) {
+    if (std::exchange(warned_, true) || !options_.warn) return;
+    options_.warn(fmt::format("log.prometheus: {}", e.what()));
   }
-  if (!error) std::filesystem::rename(beside, options_.path, error);
-  if (!error) return;
-  std::error_code ignored;
-  std::filesystem::remove(beside, ignored);
-  if (warned_ || !options_.warn) return;
-  warned_ = true;
-  options_.warn(fmt::format(
-      "log.prometheus: {} could not be written ({})", options_.path.string(), error.message()));
 }
 
 }  // namespace moesaic

@@ -79,4 +79,8 @@ void TensorBoard::on_event(const RunEvent& event) {
   if (!s.empty()) file_.write(event.step, s);
 }
 
+void TensorBoard::on_end(const RunEnd&) {
+  file_.finish();
+}
+
 }  // namespace moesaic

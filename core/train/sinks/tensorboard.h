@@ -20,6 +20,8 @@ class TensorBoard final : public RunSink {
   void on_header(const RunHeader& header) override;
   void on_step(const StepRecord& record) override;
   void on_event(const RunEvent& event) override;
+  /// Closes the file, and says whether the disk has all of it; nothing may be written afterwards.
+  void on_end(const RunEnd& end) override;
 
  private:
   EventFile file_;

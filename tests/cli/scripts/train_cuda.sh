@@ -79,6 +79,15 @@ ranks 1 train.steps=12 > back.txt || fail "$(cat back.txt)"
 grep -q 'continuing from .*step-00000010' back.txt || fail "the GPU does not continue the CPU's run"
 text=$("$moesaic" generate run --prompt "the cat " --max-new-tokens 40 --temperature 0 | tr -d '\n')
 [ ${#text} -gt 8 ] || fail "generate added nothing to the prompt"
+# What eval finds is what the run's own evaluation found, to the last digit; choices score as on the CPU, but for rounding.
+evaluated=$("$moesaic" eval run --json | sed 's/.*"data":\[{[^]]*"loss":\([^,}]*\).*/\1/')
+[ "$evaluated" = "$(grep '"type":"eval","step":12,' run/metrics.jsonl | tail -1 | sed 's/.*"loss":\([^,}]*\).*/\1/')" ] ||
+  fail "eval finds a loss of $evaluated, the run: $(grep '"type":"eval"' run/metrics.jsonl)"
+echo '{"context": "the cat sat on a", "choices": [" mat", " qqq", " cat and ran"], "answer": 0}' > quiz.jsonl
+"$moesaic" eval run --choices quiz.jsonl --details gpu.jsonl
+"$moesaic" eval run --choices quiz.jsonl --details cpu.jsonl run.device=cpu run.precision=bf16
+perl -MJSON::PP -e 'my ($a, $b) = map { decode_json($_)->{logp} } <>; for (0 .. 2) { die "@$a and @$b\n" if abs($a->[$_] - $b->[$_]) > 0.03 * abs($b->[$_]) }' \
+  gpu.jsonl cpu.jsonl || fail "choices score otherwise on the CPU"
 share=
 if [ "$devices" -lt 2 ]; then
   set +e
@@ -93,6 +102,21 @@ ranks 2 run.dir=two $share > two.txt || fail "$(cat two.txt)"
 close "two ranks and one" two.txt log.txt 0.01
 ranks 2 run.dir=two_again $share > two_again.txt
 cmp two/checkpoints/step-00000008/model.safetensors two_again/checkpoints/step-00000008/model.safetensors || fail "two ranks differ between two runs"
+# Experts on two ranks: the loss of one, the same bits twice, checkpoints that one rank reads.
+ranks 1 run.dir=plain run.precision=f32 > plain.txt || fail "$(cat plain.txt)"
+for exchange in flat dense pair; do
+  ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
+  close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
+done
+ranks 2 run.dir=ep parallel.ep=2 $share > ep.txt || fail "$(cat ep.txt)"
+close "experts on two ranks and on one, bf16" ep.txt log.txt 0.01
+ranks 2 run.dir=ep_again parallel.ep=2 $share > ep_again.txt
+for r in 0 1; do
+  cmp ep/checkpoints/step-00000008/model-rank0000$r.safetensors ep_again/checkpoints/step-00000008/model-rank0000$r.safetensors ||
+    fail "experts on two ranks differ between two runs"
+done
+ranks 1 run.dir=ep train.steps=10 > ep_one.txt || fail "$(cat ep_one.txt)"
+grep -q 'continuing from .*step-00000008' ep_one.txt || fail "one rank does not continue the run of two"
 set +e
 ranks 1 run.dir=huge data.sequence_length=4000000 model.max_position_embeddings=4000000 train.micro_batch_size=4 > huge.txt 2>&1
 code=$?

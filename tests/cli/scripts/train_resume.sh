@@ -13,7 +13,26 @@ expect 0 "continuing from" run
 for f in model.safetensors optimizer.safetensors; do
   cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
 done
-expect 0 "continuing from" run                                 # nothing left to do
+# Finished: started again it ends at once after a look at the changed keys. It needs no data, and writes nothing.
+[ "$(cat run/finished)" = "step 8: all steps and the closing evaluation are done" ] || fail "no mark of the end"
+cp -r run before
+mv text.txt elsewhere.txt
+expect 0 "finished   step 8 of 8 was done before, nothing is left to do (run/checkpoints/step-00000008); raise train.steps" run
+case $out in *held-out* | *"model "* | *summary*) fail "a finished run did more than say so: $out" ;; esac
+expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
+expect 0 "was done before" "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" resume run
+expect 2 "trained as another model" run model.hidden_act=silu
+expect 2 "--resume=never" run --resume=never data.train=elsewhere.txt data.valid=elsewhere.txt
+diff -r --exclude=.lock before run || fail "a finished run wrote something"
+mv elsewhere.txt text.txt
+# A kill between the last save and the end of the closing evaluation: no mark, or half of one.
+for mark in absent half; do
+  if [ $mark = half ]; then printf 'step 8: all' > run/finished; else rm run/finished; fi
+  expect 0 "held-out" run
+  case $out in *"continuing from"*"no step was left to do"*) ;; *) fail "with $mark mark: $out" ;; esac
+  cmp before/finished run/finished || fail "the mark was not written again"
+done
+rm -r before
 cp run/config.yaml config.before
 expect 2 "--resume=never" run --resume=never log.interval=3
 cmp config.before run/config.yaml || fail "a refused run changed config.yaml"
@@ -21,10 +40,26 @@ expect 2 "order of the data" run train.global_batch_size=2
 expect 2 "trained as another model" run model.hidden_act=silu
 expect 2 "beyond train.steps" run train.steps=6
 expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
-expect 0 "continuing from" run train.steps=9 'train.phases=[{until: 8}, {until: 9, sequence_length: 32}]'
+expect 0 "changed    train.steps: 8 -> 9" run train.steps=9 'train.phases=[{until: 8}, {until: 9, sequence_length: 32}]'
 rm -r run/checkpoints/step-00000009
-( flock 9; expect 2 "in use by another run" run ) 9> run/.lock
+# Two live runs in one folder: the second says who has it, and disturbs nothing. What a killed one left stands in nobody's way.
+: > first.txt
+"$moesaic" train tiny.yaml run.dir=shared train.steps=100000 train.eval_every=0 checkpoint.keep_last=2 > first.txt 2>&1 &
+first=$!
+until grep -q 'step 8/' first.txt; do
+  kill -0 $first || fail "the first of two runs has ended: $(cat first.txt)"
+  sleep 0.05
+done
+expect 2 "shared is in use by another run (process $first on $(hostname)); wait for it, stop it, or choose another run.dir" \
+  run run.dir=shared train.steps=100000
+kill -0 $first || fail "the second run ended the first"
+expect 2 "process $first on" "$moesaic" resume shared
+kill -KILL $first
+wait $first 2> /dev/null || true
+[ -s shared/.lock ] || fail "the killed run left no lock to take over"
+expect 75 "continuing from shared/checkpoints/step-" run run.dir=shared train.steps=100000 run.max_minutes=0.00001
 expect 3 "no complete checkpoint" run --resume=must run.dir=other
+case $out in *summary*) fail "a refused run has a summary: $out" ;; esac
 expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
 expect 75 "step 2 of 8" run run.dir=timed run.max_minutes=0.00001

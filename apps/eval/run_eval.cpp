@@ -1,0 +1,133 @@
+#include "apps/eval/run_eval.h"
+
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "apps/checkpoint_path.h"
+#include "apps/eval/inputs.h"
+#include "apps/eval/report.h"
+#include "apps/launch.h"
+#include "core/base/durable_file.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/manifest.h"
+#include "core/config/load.h"
+#include "core/train/sinks/console.h"
+
+namespace moesaic::apps::eval {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One evaluation, from the point of view of one rank.
+class Evaluation {
+ public:
+  Evaluation(const EvalArguments& arguments,
+             const fs::path& checkpoint,
+             const config::Config& config,
+             const RankPlace& place,
+             const ConsoleStyle& style)
+      : arguments_(arguments), checkpoint_(checkpoint), config_(config), place_(place) {
+    if (!is_root()) return;
+    // Standard output holds the result alone.
+    Console::Options options;
+    options.lines = &std::cerr;
+    options.bar = style.bar ? &std::cerr : nullptr;
+    options.columns = style.columns;
+    progress_.add(std::make_unique<Console>(options));
+  }
+
+  int execute() {
+    const Device device = resolve_device(config_, &place_.world);
+    const Phase phase = phase_of_checkpoint(config_, read_manifest(checkpoint_).step);
+    const Inputs inputs = open_inputs(arguments_, checkpoint_, config_, phase);
+    std::optional<DurableFile> details;  // a path that cannot be written is known before the work
+    if (is_root() && !arguments_.details.empty())
+      details.emplace(arguments_.details, DurableFile::Mode::replace);
+    const auto model = load(device, inputs.windows(phase));
+    EvalResult result{.checkpoint = checkpoint_,
+                      .step = model->step(),
+                      .average = arguments_.average,
+                      .device = device.kind == Device::Kind::cuda ? "cuda" : "cpu",
+                      .precision = name(model->precision().compute),
+                      .window = phase.sequence_length,
+                      .data = {},
+                      .choices = {}};
+    score(*model, inputs, phase, result);
+    if (details) {
+      details->write(details_of(result));
+      details->finish();
+    }
+    if (!is_root()) return 0;
+    if (arguments_.json)
+      std::cout << to_json(result) << std::endl;
+    else
+      print_text(result, std::cout);
+    return 0;
+  }
+
+ private:
+  bool is_root() const { return place_.world.rank() == 0; }
+
+  std::unique_ptr<LoadedModel> load(Device device, std::vector<LoadedModel::Window> windows) {
+    const ShownProgress progress(progress_, "load");
+    return std::make_unique<LoadedModel>(config_,
+                                         LoadedModel::Options{.checkpoint = checkpoint_,
+                                                              .average = arguments_.average,
+                                                              .device = device,
+                                                              .windows = std::move(windows)});
+  }
+
+  void score(LoadedModel& model, const Inputs& inputs, const Phase& phase, EvalResult& result) {
+    Scorer scorer(model, place_.world);
+    std::optional<TokenBytes> bytes;
+    if (inputs.tokenizer && !inputs.data.empty())
+      bytes.emplace(*inputs.tokenizer, config_.model.vocab_size);
+    for (const DataInput& data : inputs.data) {
+      ShownProgress progress(progress_, data.name, 0, "batches");
+      result.data.push_back({data.name,
+                             scorer.score(data.name,
+                                          *data.windows,
+                                          phase.micro_batch_size,
+                                          bytes ? &*bytes : nullptr,
+                                          &*progress)});
+    }
+    for (const ChoiceInput& choices : inputs.choices) {
+      ShownProgress progress(progress_, choices.set->name(), 0, "batches");
+      result.choices.push_back(
+          {choices.set.get(), scorer.score(*choices.set, *choices.packed, &*progress)});
+    }
+  }
+
+  const EvalArguments& arguments_;
+  const fs::path& checkpoint_;
+  const config::Config& config_;
+  RankPlace place_;
+  RunSinks progress_;  // of rank 0
+};
+
+}  // namespace
+
+int run_eval(const EvalArguments& arguments) {
+  fs::path checkpoint;
+  config::LoadedConfig loaded;
+  const int problem = run_before_mpi([&] {
+    if (!arguments.details.empty() && arguments.choices.empty())
+      throw UsageError("--details is about --choices, and there are none");
+    checkpoint = find_checkpoint(arguments.run, arguments.step);
+    loaded = config::load_config_text(checkpoint_config(checkpoint),
+                                      (checkpoint / kManifestName).string() + " (config)",
+                                      arguments.overrides);
+  });
+  if (problem != 0) return problem;
+  // MPI sets the variables of a launcher even for a process that has none.
+  const ConsoleStyle style = console_style(arguments.console, this_terminal());
+  return run_ranks({}, [&](const RankPlace& place) {
+    return Evaluation(arguments, checkpoint, loaded.config, place, style).execute();
+  });
+}
+
+}  // namespace moesaic::apps::eval

@@ -1,0 +1,200 @@
+#include "apps/loaded_model.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/manifest.h"
+#include "core/train/step_memory.h"
+
+namespace moesaic::apps {
+namespace {
+
+// Nothing is kept for a backward pass.
+const RecomputePolicy kKeepNothing{.all = true, .patterns = {}};
+
+// The averages of parameters; what is no parameter (router bias, statistics) has none.
+void take_averages(const ParameterStore& params, std::vector<StateTensor>& tensors) {
+  std::set<std::string> averaged;
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    for (std::int64_t e = 0; e < std::max<std::int64_t>(1, params.params()[i].members); ++e)
+      averaged.insert(params.member_name(id, e));
+  }
+  for (StateTensor& t : tensors) {
+    if (averaged.contains(t.name)) t.name = "ema/" + t.name;
+  }
+}
+
+}  // namespace
+
+Phase phase_of_checkpoint(const config::Config& config, std::int64_t step) {
+  return phase_of(make_phases(config), std::clamp<std::int64_t>(step, 1, config.train.steps));
+}
+
+LoadedModel::LoadedModel(const config::Config& config, const Options& options)
+    : assembly_(assemble(config, false, options.device)),
+      step_(read_manifest(options.checkpoint).step) {
+  if (options.average && !config.optimizer.ema_decay)
+    throw UsageError("--average: this run kept no averages; set optimizer.ema_decay when training");
+  assembly_.model->set_sparse_stage(phase_of_checkpoint(config, step_).sparse);
+  for (const Window& window : options.windows)
+    add_window(window);
+  allocate(config);
+  load(options);
+}
+
+LoadedModel::~LoadedModel() {
+  // After an exception work may still be queued that points into the memory below.
+  try {
+    backend_->stream().synchronize();
+  } catch (...) {  // whoever cares has seen it already
+  }
+}
+
+// Windows are told apart by their number of tokens.
+void LoadedModel::add_window(const Window& window) {
+  MOESAIC_CHECK(window.tokens >= 1 && window.longest >= 1, "a window without tokens");
+  for (Window& known : windows_) {
+    if (known.tokens != window.tokens) continue;
+    known.longest = std::max(known.longest, window.longest);
+    known.documents = std::max(known.documents, window.documents);
+    return;
+  }
+  windows_.push_back(window);
+}
+
+// A short window may need more than a long one: kernels are chosen by sizes.
+void LoadedModel::allocate(const config::Config& config) {
+  MOESAIC_CHECK(!windows_.empty(), "a model for no window");
+  const int threads = static_cast<int>(config.run.threads);
+  const DType stats = precision().stats;
+  StepMemory most;
+  std::int64_t tokens = 0;
+  for (const Window& window : windows_) {
+    const StepMemory m = measure_step(*assembly_.model,
+                                      *assembly_.params,
+                                      nullptr,
+                                      device(),
+                                      threads,
+                                      {.tokens = window.tokens,
+                                       .sequence = window.longest,
+                                       .step_tokens = window.tokens,
+                                       .most_documents = window.documents,
+                                       .mtp = false},
+                                      kKeepNothing);
+    most.scratch = std::max(most.scratch, m.scratch);
+    most.transient = std::max(most.transient, m.transient);
+    most.slot = std::max(most.slot, m.slot);
+    tokens = std::max(tokens, window.tokens);
+  }
+  most.transient += 256;  // the sum that log_probabilities() takes beside the logits
+  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{.device = device(),
+                                                                  .num_threads = threads,
+                                                                  .scratch_bytes = most.scratch,
+                                                                  .name = "forward"});
+  transient_ = std::make_unique<Arena>(most.transient, device(), "transient");
+  slot_ = Buffer(most.slot, device(), "activations");
+  const std::size_t bytes = SequenceBuffers::bytes_for(tokens);
+  const Shape words{static_cast<std::int64_t>(bytes / 4)};
+  batch_ = Buffer(bytes, device(), "batch");
+  host_batch_ = make_host_buffer(bytes, device(), "batch, host");
+  sequence_ = std::make_unique<SequenceBuffers>(
+      tokens, host_batch_.view(words, DType::i32), batch_.view(words, DType::i32), false);
+  losses_ = Buffer(kNumLosses * 8, device(), "losses");
+  const auto most_results = static_cast<std::size_t>(
+      std::max({tokens, assembly_.model->head().vocabulary(), std::int64_t{kNumLosses}}));
+  results_ = Buffer(most_results * byte_size(stats), device(), "results");
+  host_results_ = make_host_buffer(results_.bytes(), device(), "results, host");
+}
+
+void LoadedModel::load(const Options& options) {
+  auto tensors = weight_tensors(*assembly_.params);
+  if (options.average) take_averages(*assembly_.params, tensors);
+  load_checkpoint(options.checkpoint, tensors, false, backend_->stream());
+  refresh_weights(*assembly_.params, backend_->backend());
+  backend_->stream().synchronize();
+}
+
+void LoadedModel::use(const Window& window) {
+  if (window_ == &window) return;
+  window_ = &window;
+  assembly_.model->plan({window.tokens, window.longest}, kKeepNothing);
+  activations_ = std::make_unique<Model::MicroBatch>(assembly_.model->make_micro_batch(
+      slot_.view({static_cast<std::int64_t>(assembly_.model->slot_bytes())}, DType::u8)));
+}
+
+RunContext LoadedModel::context(const Sequence& sequence) {
+  return {backend_->backend(),
+          *assembly_.params,
+          *transient_,
+          none_,
+          sequence,
+          {},
+          losses_.view({kNumLosses}, precision().stats),
+          false,
+          {}};
+}
+
+// Enqueues; returns the normalised hidden states [T, d].
+ConstTensorView LoadedModel::forward(const data::Batch& batch, bool with_loss) {
+  const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+  const auto window = std::find_if(
+      windows_.begin(), windows_.end(), [&](const Window& w) { return w.tokens == tokens; });
+  MOESAIC_CHECK(window != windows_.end(), fmt::format("no window has {} tokens", tokens));
+  MOESAIC_CHECK(static_cast<std::int64_t>(batch.cu.size()) - 1 <= window->documents,
+                "more documents than memory was measured for");
+  use(*window);
+  sequence_->load(batch, backend_->stream());
+  Sequence sequence = sequence_->sequence();
+  if (!with_loss) sequence.targets = {};
+  RunContext run = context(sequence);
+  assembly_.model->forward(run, *activations_);
+  return assembly_.model->final_hidden(*activations_);
+}
+
+TensorView LoadedModel::result(std::int64_t count) const {
+  return results_.view({count}, precision().stats);
+}
+
+std::vector<double> LoadedModel::download(const TensorView& result) {
+  const TensorView host = host_results_.view(result.shape(), result.dtype());
+  copy_tensor(host, result, backend_->stream());
+  backend_->stream().synchronize();
+  std::vector<double> values(static_cast<std::size_t>(result.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = host.dtype() == DType::f64 ? host.as<double>()[i]
+                                           : static_cast<double>(host.as<float>()[i]);
+  return values;
+}
+
+double LoadedModel::loss(const data::Batch& batch) {
+  const TensorView losses = losses_.view({kNumLosses}, precision().stats);
+  zero_tensor(losses, backend_->stream());
+  forward(batch, true);
+  return download(loss_slot(losses, Loss::cross_entropy)).front();
+}
+
+std::vector<double> LoadedModel::log_probabilities(const data::Batch& batch) {
+  const ConstTensorView hidden = forward(batch, false);
+  const TensorView logp = result(hidden.dim(0));
+  const Sequence none;
+  RunContext run = context(none);
+  assembly_.model->head().log_probabilities(run, hidden, sequence_->sequence().targets, logp);
+  return download(logp);
+}
+
+std::vector<double> LoadedModel::logits(const data::Batch& batch, std::int64_t row) {
+  const ConstTensorView hidden = forward(batch, false);
+  const TensorView logits = result(assembly_.model->head().vocabulary());
+  const Sequence none;
+  RunContext run = context(none);
+  assembly_.model->head().logits(
+      run, hidden.rows(row, row + 1), logits.reshaped({1, logits.numel()}));
+  return download(logits);
+}
+
+}  // namespace moesaic::apps

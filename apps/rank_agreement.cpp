@@ -1,0 +1,109 @@
+#include "apps/rank_agreement.h"
+
+#include <array>
+#include <optional>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "apps/config_changes.h"
+#include "apps/version.h"
+#include "core/base/error.h"
+#include "core/data/fingerprint.h"
+
+namespace moesaic::apps {
+namespace {
+
+constexpr std::size_t kShown = 5;  // differences in a message
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+// `difference`: what this rank has against rank 0; empty where all is well.
+void throw_on_all(Communicator& host, const std::string& difference, const std::string& advice) {
+  const std::string mine =
+      difference.empty() ? ""
+                         : fmt::format("rank {} on {}: {}", host.rank(), host_name(), difference);
+  for (const std::string& theirs : host.all_gather_host(mine)) {
+    if (!theirs.empty()) throw UsageError(theirs + "; " + advice);
+  }
+}
+
+std::string values_of(config::LoadedConfig loaded) {
+  loaded.origins.clear();
+  return effective_yaml(loaded);
+}
+
+std::string changed_keys(const std::string& rank0, const std::string& mine) {
+  std::string text;
+  const std::vector<ConfigChange> changes = config_changes(rank0, mine);
+  for (std::size_t i = 0; i < changes.size() && i < kShown; ++i)
+    text += fmt::format("{}{} is {}, {} on rank 0",
+                        i > 0 ? ", " : "",
+                        changes[i].key,
+                        changes[i].after,
+                        changes[i].before);
+  if (changes.size() > kShown) text += fmt::format(", and {} more", changes.size() - kShown);
+  return text.empty() ? "the configuration differs from that of rank 0" : text;
+}
+
+std::string shown(const data::TokenSource& source) {
+  return fmt::format("{} tokens in {} documents, fingerprint {:08x}",
+                     source.num_tokens(),
+                     source.num_documents(),
+                     data::fingerprint(source));
+}
+
+}  // namespace
+
+void require_same_start(Communicator& host,
+                        const config::LoadedConfig& loaded,
+                        const std::string& resume) {
+  const auto same = [&](const std::string& mine, const auto& difference, const char* advice) {
+    std::string rank0 = mine;
+    host.broadcast_host(rank0, 0);
+    throw_on_all(host, rank0 == mine ? "" : difference(rank0), advice);
+  };
+  same(
+      version_text(),
+      [](const std::string&) { return "another build of moesaic than rank 0's"; },
+      "start the same program on every machine (compare 'moesaic --version')");
+  const std::string values = values_of(loaded);
+  same(
+      values,
+      [&](const std::string& rank0) { return changed_keys(rank0, values); },
+      "all ranks need the same configuration file and arguments");
+  same(
+      resume,
+      [&](const std::string& rank0) {
+        return fmt::format("--resume is {}, {} on rank 0", resume, rank0);
+      },
+      "all ranks need the same arguments");
+}
+
+void require_same_data(Communicator& host, const std::vector<const data::TokenSource*>& sources) {
+  for (const data::TokenSource* source : sources) {
+    const std::string mine = shown(*source);
+    std::string rank0 = mine;
+    host.broadcast_host(rank0, 0);
+    throw_on_all(
+        host,
+        rank0 == mine ? "" : fmt::format("{} holds {}; on rank 0 {}", source->name(), mine, rank0),
+        "every rank must see the same files");
+  }
+}
+
+void require_seen_by_all(Communicator& host,
+                         const std::filesystem::path& folder,
+                         const std::string& what) {
+  std::error_code error;
+  throw_on_all(host,
+               std::filesystem::is_directory(folder, error)
+                   ? ""
+                   : fmt::format("there is no {}, which rank 0 has", folder.string()),
+               fmt::format("{} must lie on storage that all machines share", what));
+}
+
+}  // namespace moesaic::apps

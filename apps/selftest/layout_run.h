@@ -1,0 +1,26 @@
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/config/config.h"
+
+namespace moesaic::apps::selftest {
+
+using WholeTensors = std::map<std::string, std::vector<double>>;
+
+/// What a few steps did, put together from all ranks; on every rank alike.
+struct RunResult {
+  struct Step {
+    double loss = 0, mtp_loss = 0, indexer_kl = 0, balance_loss = 0, router_z = 0, grad_norm = 0;
+  };
+  std::vector<Step> steps;
+  WholeTensors gradients;  ///< of the first step, by checkpoint name
+  WholeTensors weights;    ///< masters after the last step, router biases with them
+};
+
+/// Trains `steps` steps of the configuration in its layout on the ranks of `world`, all of which call it.
+RunResult run_steps(const config::Config& config, Communicator& world, int steps);
+
+}  // namespace moesaic::apps::selftest

@@ -1,0 +1,25 @@
+#pragma once
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace moesaic::apps::selftest {
+
+struct LayoutsOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string layouts;      ///< "dp=2,ep=2;dp=4"; empty = all that fit the ranks
+  int ranks = 0;            ///< threads of this process; 0 = the ranks of mpirun
+  std::int64_t sample = 0;  ///< so many of the layouts, drawn; 0 = all
+  std::uint64_t seed = 1;   ///< of the sample
+  int steps = 3;
+  double one_step_bound = 1e-9;
+  double several_steps_bound = 1e-7;
+  bool json = false;
+};
+
+/// Trains the same steps on one rank and in every layout, in f64, and compares. Returns the exit code: 0 = all agree.
+int run_layouts(const LayoutsOptions& options, std::ostream& out);
+
+}  // namespace moesaic::apps::selftest

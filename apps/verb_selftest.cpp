@@ -1,0 +1,53 @@
+#include <iostream>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/selftest/selftest.h"
+#include "apps/verb.h"
+
+namespace moesaic::apps {
+namespace {
+
+void add_layouts(CLI::App& selftest, Action& action) {
+  CLI::App* verb = selftest.add_subcommand(
+      "layouts", "Train the same steps on one rank and in other layouts, and compare");
+  const auto options = std::make_shared<selftest::LayoutsOptions>();
+  const auto arguments = std::make_shared<ConfigArguments>();
+  add_config_arguments(*verb, *arguments);
+  verb->add_option("--ranks",
+                   options->ranks,
+                   "Threads of this process as ranks, instead of the ranks of mpirun")
+      ->check(CLI::Range(1, 64));
+  verb->add_option("--layouts",
+                   options->layouts,
+                   "Layouts to try, as \"dp=2,ep=2;dp=4\"; all that fit the ranks when not given");
+  verb->add_option("--sample", options->sample, "Try so many of them, drawn at random")
+      ->check(CLI::Range(1, 1000000));
+  verb->add_option("--seed", options->seed, "Of that draw")->capture_default_str();
+  verb->add_option("--steps", options->steps, "Steps to train")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "A JSON array in place of the table");
+  verb->footer(
+      "Computes in f64 on the CPU. A row per layout: the largest relative differences of the first "
+      "step's losses, gradient\nnorm and gradients, and of everything later, final weights "
+      "included. Exit code 1 when one is above its bound.\n\n"
+      "Examples:\n  moesaic selftest layouts configs/quickstart.yaml --ranks 4\n"
+      "  mpirun -np 8 moesaic selftest layouts my.yaml --layouts \"dp=8,ep=4\"\n");
+  verb->callback([&action, options, arguments] {
+    options->config = arguments->path;
+    options->overrides = arguments->overrides;
+    action = [options] { return selftest::run_layouts(*options, std::cout); };
+  });
+}
+
+}  // namespace
+
+void add_selftest(CLI::App& app, Action& action) {
+  CLI::App* verb = app.add_subcommand("selftest", "Checks of the program against itself");
+  verb->require_subcommand(1);
+  add_layouts(*verb, action);
+}
+
+}  // namespace moesaic::apps

@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/config/check.h"
+#include "core/config/config.h"
+#include "core/model/plan.h"
+#include "parallel/pipeline/bundle.h"
+#include "parallel/pipeline/partition.h"
+#include "parallel/pipeline/schedule.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace moesaic {
+
+/// A contiguous range of layers that one pipeline stage holds; the first chunk also holds the embedding, the last one
+/// output mix, final norm, head and MTP module.
+struct ChunkPlan {
+  int rank = 0;  ///< of the pipeline
+  pipeline::LayerRange layers;
+  std::int64_t parameters = 0;      ///< what stands beside the layers included
+  double forward_flops = 0;         ///< of one token, MTP included
+  double share = 0;                 ///< of the mean over the chunks
+  int slots = 0;                    ///< micro-batches between forward and the end of backward
+  std::vector<int> sent_snapshots;  ///< of the attention residuals, sent on beside the running sum
+  std::int64_t sent_bytes =
+      0;  ///< forward, of a micro-batch; 0 when the next chunk is on the same rank
+  std::int64_t returned_bytes = 0;  ///< gradients that come back for them
+  /// Of the layers, for one micro-batch; empty when the sizes do not fit 64 bits.
+  std::optional<std::int64_t> activation_bytes;
+};
+
+/// The stretch of a run that a phase is, in the pipeline.
+struct PipelinePhase {
+  std::int64_t begin = 0, end = 0;  ///< steps [begin, end)
+  std::int64_t micro_batches = 0;   ///< of a step, per pipeline
+  double bubble = 0;                ///< share of idle time, by the costs of the phase
+};
+
+/// How a pipeline would run: layers, schedule, idle time, memory. All but `phases` is about the phase with the most
+/// operations, for which the layers are balanced; weights do not move between stages from phase to phase.
+struct PipelinePlan {
+  pipeline::Schedule schedule;
+  std::vector<ChunkPlan> chunks;
+  pipeline::Costs costs;  ///< in operations of one token; messages take no time
+  pipeline::Simulation times;
+  double unit_bubble = 0;  ///< idle share if every action took one unit
+  pipeline::Slots slots;
+  /// Peak per rank of what layers keep for backward.
+  std::vector<std::optional<std::int64_t>> activation_bytes;
+  std::vector<PipelinePhase> phases;
+  std::size_t main_phase = 0;
+};
+
+/// What is wrong with the pipeline of a configuration (parallel.pp above 1): sizes that the schedule does not have,
+/// chunks without layers, a list of layers that does not fit. Empty for one stage.
+std::vector<config::Finding> pipeline_findings(const config::Config& config);
+
+/// Plans the pipeline of a configuration without pipeline_findings(); `plan` is its make_plan(). Nothing for one stage. An
+/// empty parallel.dp counts as 1.
+///
+/// Costs: forward of a layer is 2 x its active parameters and the core of its attention; backward is twice that, of which
+/// gradients of weights are 2 x the active parameters.
+std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config, const ModelPlan& plan);
+
+}  // namespace moesaic

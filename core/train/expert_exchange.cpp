@@ -1,0 +1,75 @@
+#include "core/train/expert_exchange.h"
+
+#include <fmt/format.h>
+
+#include "core/base/dtype.h"
+
+namespace moesaic {
+namespace {
+
+ExchangeMethod hierarchical_method(const config::DispatchConfig& dispatch) {
+  if (dispatch.hierarchy == config::Hierarchy::inter_first) return ExchangeMethod::inter_first;
+  return dispatch.hops == 3 ? ExchangeMethod::intra_first_3 : ExchangeMethod::intra_first;
+}
+
+}  // namespace
+
+NodeGrid expert_nodes(const MeshPosition& position, int ranks_per_node) {
+  const int ep = position.extent(Axis::ep), etp = position.extent(Axis::etp);
+  if (ranks_per_node <= 0 || ranks_per_node >= position.world_size()) return {1, ep};
+  // Members of a group are etp ranks apart.
+  const int per_node = ranks_per_node / etp;
+  if (per_node * etp != ranks_per_node) return {ep, 1};
+  if (per_node % ep == 0) return {1, ep};
+  return ep % per_node == 0 ? NodeGrid{ep / per_node, per_node} : NodeGrid{ep, 1};
+}
+
+MethodChoice exchange_method(const config::Config& config,
+                             const NodeGrid& nodes,
+                             std::int64_t tokens,
+                             const Precision& precision) {
+  using config::Exchange;
+  const auto& model = config.model;
+  switch (config.dispatch.exchange) {
+    case Exchange::dense:
+      return {ExchangeMethod::dense, "dispatch.exchange: dense"};
+    case Exchange::hdense:
+      return {ExchangeMethod::hdense, "dispatch.exchange: hdense"};
+    case Exchange::flat:
+      return {ExchangeMethod::flat, "dispatch.exchange: flat"};
+    case Exchange::pair:
+      return {ExchangeMethod::pair, "dispatch.exchange: pair"};
+    case Exchange::hierarchical:
+      return {hierarchical_method(config.dispatch), "dispatch.exchange: hierarchical"};
+    case Exchange::automatic:
+      break;
+  }
+  const std::int64_t width = model.routed_expert_hidden_size.value_or(model.hidden_size);
+  return choose_method(nodes,
+                       model.num_experts,
+                       model.num_experts_per_token,
+                       tokens,
+                       width * static_cast<std::int64_t>(byte_size(precision.compute)),
+                       {});
+}
+
+std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& config,
+                                                     const Phase& phase,
+                                                     const Precision& precision,
+                                                     const MeshPosition& position,
+                                                     int ranks_per_node,
+                                                     Communicator* group) {
+  if (position.extent(Axis::ep) == 1 || config.model.num_experts == 0) return nullptr;
+  const NodeGrid nodes = expert_nodes(position, ranks_per_node);
+  const std::int64_t tokens = phase.micro_batch_tokens();
+  return std::make_unique<ExpertExchange>(
+      group,
+      ExchangeOptions{.method = exchange_method(config, nodes, tokens, precision).method,
+                      .grid = nodes,
+                      .experts = config.model.num_experts,
+                      .choices = config.model.num_experts_per_token,
+                      .max_tokens = tokens,
+                      .weights = precision.stats});
+}
+
+}  // namespace moesaic

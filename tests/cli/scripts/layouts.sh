@@ -1,0 +1,47 @@
+# layouts.sh MPIRUN MOESAIC WORK_DIR: other layouts than data parallel: they train the same model, and their checkpoints
+# hold the same state.
+. "$(dirname "$0")/tiny_run.sh"
+agree() { # LAYOUTS [a.b=c…]
+  layouts=$1
+  shift
+  "$moesaic" selftest layouts tiny.yaml --ranks 8 --layouts "$layouts" "$@" > table.txt 2>&1 || {
+    cat table.txt
+    fail "selftest layouts $layouts $*"
+  }
+  tail -n 1 table.txt
+}
+# Every exchange of tokens, on one node and on four posed ones.
+for exchange in dense hdense flat pair hierarchical; do
+  for nodes in "" comm.ranks_per_node=2; do
+    agree "dp=8,ep=8;dp=4,ep=2" train.global_batch_size=8 dispatch.exchange=$exchange $nodes
+  done
+done
+for hops in 2 3; do
+  agree "dp=8,ep=8;dp=8,ep=4" train.global_batch_size=8 dispatch.exchange=hierarchical dispatch.hierarchy=intra_first \
+    dispatch.hops=$hops comm.ranks_per_node=2
+done
+for set in optimizer.name=adamw "activations.recompute=[full]" model.balance.bias_rule=quantile_exact model.balance.bias_rule=sign \
+  optimizer.untouched=skip model.capacity_factor=1.0; do
+  agree "dp=2,ep=2;dp=4,ep=4" "$set"
+done
+"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" > refused.txt 2>&1 && fail "tensor parallelism is not there yet"
+grep -q "tensor parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
+
+# Runs with experts on four ranks: whole, stopped and continued, and read by other layouts.
+start() { ranks=$1; shift; "$mpirun" -np "$ranks" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.precision=f64 "$@"; }
+start 4 parallel.ep=4 run.dir=whole > whole.txt 2>&1 || { cat whole.txt; fail "ep 4"; }
+start 4 parallel.ep=4 run.dir=parts train.steps=8 run.max_minutes=0.00001 > parts.txt 2>&1
+[ $? = 75 ] || { cat parts.txt; fail "no stop"; }
+start 4 parallel.ep=4 run.dir=parts --resume=must > parts.txt 2>&1 || { cat parts.txt; fail "no second life"; }
+"$moesaic" ckpt diff whole/checkpoints/step-00000008 parts/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits"; }
+"$moesaic" ckpt verify whole/checkpoints/step-00000008 || fail "damaged"
+for other in "1" "2 parallel.ep=2" "4 parallel.ep=2" "4"; do
+  # shellcheck disable=SC2086 # several words
+  start $other run.dir=other --resume=whole@4 checkpoint.every=1 > other.txt 2>&1 || { cat other.txt; fail "$other from ep 4"; }
+  grep -q "step 8/8" other.txt || fail "$other did not finish"
+  rm -r other
+done
+"$moesaic" train tiny.yaml run.precision=f64 run.dir=one > one.txt 2>&1 || { cat one.txt; fail "one rank"; }
+start 4 parallel.ep=4 run.dir=back --resume=one@4 > back.txt 2>&1 || { cat back.txt; fail "ep 4 from one rank"; }
+"$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
+echo "layouts: all agree"
