@@ -96,6 +96,7 @@ void add_a2a(CLI::App& bench, Action& action) {
   verb->add_option("--dtype", *dtype, "Type of the rows")
       ->check(CLI::IsMember({"f32", "bf16", "f64"}))
       ->capture_default_str();
+  verb->add_flag("--fp8", o->fp8, "Dispatch sends E4M3 with a scale per 128 elements");
   verb->add_option("--buffer-factor",
                    o->buffer_factor,
                    "Rows that buffers hold, as a multiple of even routing's; 0 = for any routing")

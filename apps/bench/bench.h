@@ -34,6 +34,7 @@ struct A2aOptions {
   int ranks_per_node = 0;            ///< 0: by host names
   std::vector<std::string> methods;  ///< empty = all
   DType dtype = DType::bf16;
+  bool fp8 = false;  ///< dispatch sends E4M3 with a scale per 128 elements
   double buffer_factor = 1.5;
   int repeats = 5;
   std::uint64_t seed = 1;

@@ -59,6 +59,7 @@ using AllOps = OpList<            //
     BalanceFrequency,             //
     BalanceHistogram,             //
     BalanceMargins,               //
+    ByteChecksum,                 //
     Cast,                         //
     ClipFactor,                   //
     CombineRows,                  //
