@@ -230,7 +230,7 @@ std::vector<ConfigChange> TrainRun::load_state() {
 void TrainRun::report_failure(const Error& error) {
   try {
     report_.end({trainer_->steps_done(), static_cast<int>(error.exit_code()), error.what(), ""});
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  } catch (const Error&) {  // nothing more can be done for the records
   }
 }
 
