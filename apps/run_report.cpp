@@ -66,15 +66,16 @@ void RunReport::open_files(const RunFacts& facts) {
         .warn = [](const std::string& text) { std::cerr << "moesaic: " << text << std::endl; }}));
   }
   StepLines::Hardware hardware;
-  hardware.peak_flops = log.peak_tflops.value_or(0) * 1e12;
+  hardware.peak_flops = facts.peak.tflops * 1e12;
   if (facts.assembly.device.kind != Device::Kind::cuda) hardware.device = "rank";
-  if (facts.assembly.device.kind == Device::Kind::cuda || log.peak_tflops)
+  if (facts.assembly.device.kind == Device::Kind::cuda || facts.peak.tflops > 0)
     hardware.devices = host_.size();
   console_->set_hardware(hardware);
 }
 
 void RunReport::begin(const RunFacts& facts) {
   device_ = facts.assembly.device;
+  peak_tflops_ = facts.peak.tflops;
   const RunHeader header = run_header(facts);
   for (const PhasePlan& phase : make_plan(config()).phases)
     phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
@@ -118,6 +119,7 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.learning_rate = stats.learning_rate;
   record.tokens = stats.tokens;
   record.seconds = stats.seconds;
+  record.parts = stats.parts;
   record.skipped = stats.skipped;
   record.experts = stats.experts;
   for (const auto& [last_step, flops] : phase_flops_) {
@@ -128,9 +130,9 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.total_tokens = trainer.tokens_seen();
   const auto& log = config().log;
   const bool is_gpu = device_.kind == Device::Kind::cuda;
-  if (record.flops && stats.seconds > 0 && (is_gpu || log.peak_tflops)) {
+  if (record.flops && stats.seconds > 0 && (is_gpu || peak_tflops_ > 0)) {
     record.tflops_per_device = *record.flops / stats.seconds / host_.size() / 1e12;
-    if (log.peak_tflops) record.mfu = *record.tflops_per_device / *log.peak_tflops;
+    if (peak_tflops_ > 0) record.mfu = *record.tflops_per_device / peak_tflops_;
   }
   record.memory_bytes = device_bytes_;
   if (is_multiple(stats.step, log.detail_every)) record.host_bytes = host_bytes_;
@@ -198,18 +200,18 @@ void RunReport::closing_comparison(double loss, const data::TokenSource& valid) 
                   loss / bigram));
 }
 
-std::string RunReport::summary(std::int64_t last_step) const {
+std::string RunReport::summary(const RunEnd& end) const {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
   std::string text = fmt::format("summary    {}", format_duration(since.count()));
   if (life_.steps > 0) {
     text += fmt::format(" | steps {} to {}, {} of them skipped | loss {:.4f} -> {:.4f}",
                         life_.first_step,
-                        last_step,
+                        end.step,
                         life_.skipped,
                         life_.first_loss,
                         life_.last_loss);
   } else {
-    text += " | no step was left to do";
+    text += end.exit_code == 0 ? " | no step was left to do" : " | no step was done";
   }
   if (life_.eval_loss) text += fmt::format(" | last eval loss {:.4f}", *life_.eval_loss);
   if (life_.seconds > 0) {
@@ -223,7 +225,7 @@ std::string RunReport::summary(std::int64_t last_step) const {
 }
 
 void RunReport::end(const RunEnd& end) {
-  if (host_.rank() == 0) line(summary(end.step));
+  if (host_.rank() == 0) line(summary(end));
   sinks_.on_end(end);
 }
 

@@ -39,13 +39,14 @@ class RunReport {
   void open_files(const RunFacts& facts);
   void measure_memory();
   StepRecord record_of(const StepStats& stats, const Trainer& trainer);
-  std::string summary(std::int64_t last_step) const;
+  std::string summary(const RunEnd& end) const;
 
   const config::LoadedConfig& loaded_;
   Communicator& host_;
   RunSinks sinks_;
   Console* console_ = nullptr;  // one of them; rank 0
   Device device_;
+  double peak_tflops_ = 0;                                 // 0: none is known
   std::optional<std::int64_t> device_bytes_, host_bytes_;  // of the rank with most, when last asked
   struct Life {
     std::int64_t steps = 0, first_step = 0, tokens = 0, skipped = 0, saves = 0;

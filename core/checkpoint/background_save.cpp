@@ -26,7 +26,8 @@ BackgroundSave::Result write(const SaveRequest& r, std::span<const StateTensor> 
                     r.keep_last,
                     r.keep_every,
                     stream,
-                    r.max_file_bytes);
+                    r.max_file_bytes,
+                    r.progress);
   } catch (...) {
     result.error = std::current_exception();
   }

@@ -36,6 +36,7 @@ struct SaveRequest {
   std::string config_yaml;
   std::int64_t keep_last = 0, keep_every = 0;
   std::uint64_t max_file_bytes = kCheckpointFileBytes;
+  ByteProgress progress = {};  ///< called on the writer's thread
 };
 
 /// Writes checkpoints on a thread of its own while training goes on: the files are those of save_checkpoint(). One at a

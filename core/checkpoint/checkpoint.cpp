@@ -67,16 +67,20 @@ void write_folder(const fs::path& folder,
                   std::span<const StateTensor> tensors,
                   Manifest manifest,
                   std::uint64_t max_file_bytes,
-                  Stream& stream) {
+                  Stream& stream,
+                  const ByteProgress& progress) {
   std::size_t largest = 0;
+  std::uint64_t total = 0;
   std::set<std::string> names;
   for (const auto& t : tensors) {
     MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
     largest = std::max(largest, t.bytes());
+    total += t.bytes();
   }
+  progress.begin(total);
   Staging staging(stream, std::min(largest, kStagingBytes));
   for (const auto& file : plan_files(tensors, max_file_bytes))
-    write_data_file(folder, file, staging, manifest);
+    write_data_file(folder, file, staging, manifest, progress);
   DurableFile out(folder / kManifestName, DurableFile::Mode::create);
   out.write(manifest_text(manifest));
   out.finish();
@@ -130,7 +134,8 @@ void save_checkpoint(const fs::path& checkpoints,
                      std::int64_t keep_last,
                      std::int64_t keep_every,
                      Stream& stream,
-                     std::uint64_t max_file_bytes) {
+                     std::uint64_t max_file_bytes,
+                     const ByteProgress& progress) {
   MOESAIC_CHECK(step >= 0, "negative step");
   create_folder(checkpoints);
   remove_unfinished(checkpoints);
@@ -145,7 +150,7 @@ void save_checkpoint(const fs::path& checkpoints,
       checkpoints / fmt::format("{}{}-{}", kTemporary, folder_name(step), ::getpid());
   create_folder(folder);
   try {
-    write_folder(folder, tensors, {step, values, config_yaml}, max_file_bytes, stream);
+    write_folder(folder, tensors, {step, values, config_yaml}, max_file_bytes, stream, progress);
   } catch (...) {
     std::error_code ignored;  // the first error is the one to report
     fs::remove_all(folder, ignored);

@@ -171,7 +171,8 @@ std::string stored_name(const StateTensor& t) {
 void write_data_file(const std::filesystem::path& folder,
                      const PlannedFile& file,
                      Staging& staging,
-                     Manifest& manifest) {
+                     Manifest& manifest,
+                     const ByteProgress& progress) {
   const auto path = folder / file.name;
   std::vector<StoredTensor> entries;
   for (const auto* t : file.tensors)
@@ -187,6 +188,7 @@ void write_data_file(const std::filesystem::path& folder,
     staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
       out.write(data, bytes);
+      progress.add(bytes);
     });
     manifest.tensors.push_back({file.tensors[i]->name,
                                 e.dtype,
