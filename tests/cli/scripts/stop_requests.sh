@@ -79,7 +79,7 @@ for life in 1 2 3; do expect 75 "run.max_minutes is over at step $life of" long 
 end=$(($(date +%s) + 25)) # less than the margin
 for life in 4 5; do SLURM_JOB_END_TIME=$end expect 75 "SLURM_JOB_END_TIME) is near at step $life of" long timed; done
 SLURM_JOB_END_TIME=$(($(date +%s) - 5)) expect 0 "finished" long timed # left over from an earlier job
-SLURM_JOB_END_TIME=soon expect 2 "SLURM_JOB_END_TIME" long timed
+SLURM_JOB_END_TIME=soon expect 2 "SLURM_JOB_END_TIME" long other
 same_as_whole timed
 
 # Without mpirun SIGTERM and SIGINT do the same.
