@@ -128,17 +128,22 @@ std::string TrainRun::memory_line() const {
 }
 
 void TrainRun::begin_report() {
-  report_.begin({.loaded = loaded_,
-                 .assembly = assembly_,
-                 .host = host_,
-                 .train = train_,
-                 .valid = valid_.get(),
-                 .device_line = memory_plan_ ? memory_line() : "",
-                 .uses_nccl = device_world_ != nullptr,
-                 .mpi_version = place_.mpi_version,
-                 .steps_done = trainer_->steps_done(),
-                 .continues = continues_,
-                 .checkpoint = continued_from_});
+  report_.begin(
+      {.loaded = loaded_,
+       .assembly = assembly_,
+       .host = host_,
+       .train = train_,
+       .valid = valid_.get(),
+       .device_line = memory_plan_ ? memory_line() : "",
+       .uses_nccl = device_world_ != nullptr,
+       .mpi_version = place_.mpi_version,
+       .peak = device_peak(
+           config().log.peak_tflops,
+           assembly_.device.kind == Device::Kind::cuda ? cuda::device_name(assembly_.device) : "",
+           assembly_.precision.compute),
+       .steps_done = trainer_->steps_done(),
+       .continues = continues_,
+       .checkpoint = continued_from_});
 }
 
 double TrainRun::evaluate(bool whole) {
@@ -197,7 +202,8 @@ void TrainRun::prepare_saving() {
                                       std::int64_t step,
                                       const std::map<std::string, double>& values) {
                                  report_.event({.type = type, .step = step, .values = values});
-                               }});
+                               },
+                           .sinks = &report_.sinks()});
   constexpr double kGuessedBytesPerSecond = 100e6;
   stops_ = std::make_unique<StopRequests>(StopRequests::Settings{
       .file = is_root() ? std::filesystem::path(config().run.dir) / "stop" : "",
@@ -209,13 +215,14 @@ void TrainRun::prepare_saving() {
 
 // From the checkpoint to continue from, else from the weights to start with; returns changed keys.
 std::vector<ConfigChange> TrainRun::load_state() {
+  ShownProgress progress(report_.sinks(), "loading", 0, "bytes");
   const ResumeParts parts{.loaded = &loaded_,
                           .choice = resume_,
                           .tokenizer = tokenizer_hash_,
                           .host = &host_,
                           .trainer = trainer_.get(),
-                          .say = [this](const std::string& line) { report_.line(line); }};
-  const ShownProgress progress(report_.sinks(), "load");
+                          .say = [this](const std::string& line) { report_.line(line); },
+                          .progress = &*progress};
   const Continued continued = continue_run(parts);
   continues_ = continued.yes;
   continued_from_ = continued.origin;
@@ -298,10 +305,11 @@ void TrainRun::report_data_use() {
 int TrainRun::train() {
   const auto& train = config().train;
   while (trainer_->steps_done() < train.steps) {
-    look_at_saves();
+    count_saving([this] { look_at_saves(); });
     StopReason stop = StopReason::none;
-    const auto stats = next_step(stop);
+    auto stats = next_step(stop);
     if (!stats) return stop_early(stop);
+    stats->parts[StepPart::checkpoint] = std::exchange(saving_seconds_, 0);
     report_.step(*stats, *trainer_, memory_plan_ ? " | " + memory_line() : "");
     refuse_bad_numbers();
     const std::int64_t step = trainer_->steps_done();
@@ -310,7 +318,7 @@ int TrainRun::train() {
     const std::int64_t every = config().checkpoint.every;
     // A state that only skips must not push good checkpoints out.
     if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0)
-      checkpointing_->save();
+      count_saving([this] { checkpointing_->save(); });
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
     throw NumericsError(fmt::format(
@@ -344,6 +352,13 @@ void TrainRun::finish() {
   } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
     report_.line(fmt::format("warning    {}", e.what()));
   }
+}
+
+void TrainRun::count_saving(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  saving_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void TrainRun::look_at_saves() {

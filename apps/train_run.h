@@ -51,6 +51,7 @@ class TrainRun {
   int stop_early(StopReason reason);
   void finish();
   void refuse_bad_numbers() const;
+  void count_saving(const std::function<void()>& work);
   void look_at_saves();
   double evaluate(bool whole);
   void open_run_dir();
@@ -75,6 +76,7 @@ class TrainRun {
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<Checkpointing> checkpointing_;
   std::unique_ptr<StopRequests> stops_;
+  double saving_seconds_ = 0;  // that training waited since the last step
   bool continues_ = false;
   std::string continued_from_;  // checkpoint named by --resume
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

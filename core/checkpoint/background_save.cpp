@@ -57,7 +57,8 @@ void BackgroundSave::start(SaveRequest request,
                         r.keep_last,
                         r.keep_every,
                         writer,
-                        r.max_file_bytes);
+                        r.max_file_bytes,
+                        r.progress);
         return std::string();
       },
       tensors,
@@ -66,13 +67,13 @@ void BackgroundSave::start(SaveRequest request,
 
 void BackgroundSave::start_part(const std::filesystem::path& folder,
                                 const std::string& writer,
-                                std::int64_t step,
+                                const SaveRequest& request,
                                 std::span<const StateTensor> tensors,
                                 Stream& stream) {
   start_thread(
-      step,
-      [folder, writer](std::span<const StateTensor> copies, Stream& host) {
-        return write_checkpoint_part(folder, writer, copies, host);
+      request.step,
+      [folder, writer, r = request](std::span<const StateTensor> copies, Stream& host) {
+        return write_checkpoint_part(folder, writer, copies, host, r.max_file_bytes, r.progress);
       },
       tensors,
       stream);

@@ -186,8 +186,8 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("peak_tflops",
     &S::peak_tflops,
     "Dense peak of a GPU (or of a rank on a CPU) in TFLOP/s, against which the utilisation (MFU) "
-    "is "
-    "counted; null = no MFU.")
+    "is counted; null = the published peak of the GPU where it is known, else no MFU. The header "
+    "says which.")
       .above(0)
       .example("989");
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");

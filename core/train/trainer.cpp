@@ -98,6 +98,7 @@ void Trainer::allocate() {
                             .num_threads = static_cast<int>(config.run.threads),
                             .scratch_bytes = memory_.scratch,
                             .name = "main"});
+  timer_ = std::make_unique<StepTimer>(backend_->stream());
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
@@ -337,11 +338,15 @@ bool Trainer::begin_step(std::int64_t& stop_wish) {
   begun_ = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
   enter_phase(phase);
+  timer_->begin();
   load_batches(phase);
+  timer_->host_did(StepPart::data);
   const BatchCounts counts = count_batches(stop_wish);
+  timer_->host_did(StepPart::communication);
   stop_wish = counts.stop_wish;
   if (stop_wish > 0) return false;
   scalars_ = step_scalars(phase, counts);
+  timer_->stream_does(StepPart::other);
   parts_.optimizer->begin_step(scalars_, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
@@ -354,7 +359,9 @@ bool Trainer::begin_step(std::int64_t& stop_wish) {
 void Trainer::forward_backward() {
   for (const auto& buffers : micro_batches_) {
     RunContext c = context(*buffers, true);
+    timer_->stream_does(StepPart::forward);
     parts_.model->forward(c, *activations_);
+    timer_->stream_does(StepPart::backward);
     if (reduction_ && buffers == micro_batches_.back()) {
       c.gradients_final = [this](StorageId first) {
         reduction_->final_from(first, backend_->stream());
@@ -362,10 +369,12 @@ void Trainer::forward_backward() {
     }
     parts_.model->backward(c, *activations_);
   }
+  timer_->stream_does(StepPart::communication);
   reduce_over_ranks();
 }
 
 StepStats Trainer::finish_step() {
+  timer_->stream_does(StepPart::optimizer);
   {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
@@ -378,14 +387,17 @@ StepStats Trainer::finish_step() {
     update_balance(
         backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), world());
   }
+  timer_->stream_ends();
   const Phase& phase = phase_of(phases_, step_ + 1);
   if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
+  timer_->prepared_next();
   StepStats stats;
   read_results(stats, scalars_);
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
   stats.seconds = seconds_since(begun_);
+  stats.parts = timer_->read(stats.seconds);
   return stats;
 }
 

@@ -23,6 +23,7 @@
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
+#include "core/train/step_timer.h"
 #include "kernels/backend.h"
 #include "parallel/mesh.h"
 
@@ -36,6 +37,7 @@ struct StepStats {
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
   double seconds = 0;
+  StepSeconds parts;        ///< of this rank
   std::int64_t tokens = 0;  ///< of the global batch
   bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
   std::vector<ExpertLoad> experts;
@@ -153,6 +155,7 @@ class Trainer {
   int phase_ = -1;
   std::vector<Model::NamedMoe> balanced_;  // mixtures whose router bias moves in this phase
   std::unique_ptr<BackendOwner> backend_;
+  std::unique_ptr<StepTimer> timer_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
