@@ -62,7 +62,7 @@ class TapeSpec {
     std::string name;
     Shape shape;
     DType dtype = DType::f32;
-    bool is_input = false, pinned = false;
+    bool is_input = false, pinned = false, is_read = false;  // is_read: by a step
     Keep keep = Keep::save;
     std::size_t offset = 0;
     int producer = -1;
@@ -137,6 +137,9 @@ class Tape {
   ConstTensorView in(ActId id);
   /// Where a step writes.
   TensorView out(ActId id);
+  /// Whether somebody will read what the running step writes there: in forward a later step, or backward if it is saved; in
+  /// a replay, backward's in(). A step may leave out a result that is not wanted, and then must not call out() for it.
+  bool is_wanted(ActId id) const;
   RunContext& context() const;
   Backend& backend() const { return context().backend; }
   Stream& stream() const { return stream_of(context().backend); }
@@ -178,7 +181,7 @@ class Tape {
   std::vector<TensorView> transient_;  // unsaved activations of the current pass
   std::vector<ConstTensorView> bound_;
   RunContext* context_ = nullptr;
-  bool replaying_ = false;
+  ActId replayed_;  // what the running replay is for
   int replays_ = 0;
   int scopes_ = 0;
 };
