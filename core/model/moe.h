@@ -56,6 +56,7 @@ class MoeLayer : public Module {
  private:
   void declare_routing(TapeSpec& tape, std::int64_t tokens);
   void declare_experts(TapeSpec& tape, std::int64_t tokens);
+  void gate_and_activate(Tape& tape);
   void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
   RouterLosses losses(Tape& tape) const;
   void count(Tape& tape);
