@@ -31,7 +31,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy) {
+                        const RecomputePolicy& policy,
+                        KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   model.plan({tokens, extents.sequence}, policy);
   const Precision& precision = params.precision();
@@ -41,7 +42,8 @@ StepMemory measure_step(Model& model,
                       .mode = Stream::Mode::dry,
                       .num_threads = num_threads,
                       .scratch_bytes = 0,
-                      .name = "dry run"});
+                      .name = "dry run",
+                      .path = path});
   Arena transient = Arena::measuring(device, "transient");
   const TensorView slot = pretend({static_cast<std::int64_t>(memory.slot)}, DType::u8, device);
   const TensorView losses = pretend({kNumLosses}, precision.stats, device),
@@ -91,7 +93,8 @@ StepMemory measure_run(const config::Config& config,
                        ParameterStore& params,
                        Optimizer* optimizer,
                        Device device,
-                       const RecomputePolicy& policy) {
+                       const RecomputePolicy& policy,
+                       KernelPath path) {
   StepMemory most;
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
@@ -110,7 +113,8 @@ StepMemory measure_run(const config::Config& config,
                                        .step_tokens = phase.step_tokens(),
                                        .most_documents = most_documents,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0},
-                                      policy);
+                                      policy,
+                                      path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);

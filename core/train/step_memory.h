@@ -44,7 +44,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy);
+                        const RecomputePolicy& policy,
+                        KernelPath path = KernelPath::automatic);
 
 /// The most of every kind over all phases of a run.
 StepMemory measure_run(const config::Config& config,
@@ -54,6 +55,7 @@ StepMemory measure_run(const config::Config& config,
                        ParameterStore& params,
                        Optimizer* optimizer,
                        Device device,
-                       const RecomputePolicy& policy);
+                       const RecomputePolicy& policy,
+                       KernelPath path = KernelPath::automatic);
 
 }  // namespace moesaic

@@ -101,14 +101,16 @@ void Trainer::allocate() {
                         *parts_.params,
                         parts_.optimizer,
                         parts_.device,
-                        parts_.recompute);
+                        parts_.recompute,
+                        parts_.path);
   allocate_batches();
   backend_ = std::make_unique<BackendOwner>(
       BackendOwner::Options{.device = parts_.device,
                             .mode = parts_.stream_mode,
                             .num_threads = static_cast<int>(config.run.threads),
                             .scratch_bytes = memory_.scratch,
-                            .name = "main"});
+                            .name = "main",
+                            .path = parts_.path});
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
