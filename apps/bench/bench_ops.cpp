@@ -183,7 +183,9 @@ int bench_ops(const OpsOptions& options, std::ostream& out) {
       .mode = device == kCpu ? Stream::Mode::immediate : Stream::Mode::worker,
       .num_threads = options.num_threads,
       .name = "bench",
-      .path = options.plain ? KernelPath::plain : KernelPath::automatic};
+      .path = options.plain      ? KernelPath::plain
+              : options.separate ? KernelPath::separate
+                                 : KernelPath::automatic};
   BackendOwner::Options drawing = backend;
   drawing.scratch_bytes = kRandomScratch;
   BackendOwner random(drawing);

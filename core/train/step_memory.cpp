@@ -32,7 +32,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy) {
+                        const RecomputePolicy& policy,
+                        KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   model.plan({tokens, extents.sequence, extents.exchange}, policy);
   const Precision& precision = params.precision();
@@ -42,7 +43,8 @@ StepMemory measure_step(Model& model,
                       .mode = Stream::Mode::dry,
                       .num_threads = num_threads,
                       .scratch_bytes = 0,
-                      .name = "dry run"});
+                      .name = "dry run",
+                      .path = path});
   Arena transient = Arena::measuring(device, "transient");
   const TensorView slot = pretend({static_cast<std::int64_t>(memory.slot)}, DType::u8, device);
   const TensorView losses = pretend({kNumLosses}, precision.stats, device),
@@ -93,6 +95,7 @@ StepMemory measure_run(const config::Config& config,
                        Optimizer* optimizer,
                        Device device,
                        const RecomputePolicy& policy,
+                       KernelPath path,
                        int ranks_per_node) {
   StepMemory most;
   for (const Phase& phase : phases) {
@@ -115,7 +118,8 @@ StepMemory measure_run(const config::Config& config,
                                        .most_documents = most_documents,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0,
                                        .exchange = exchange.get()},
-                                      policy);
+                                      policy,
+                                      path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);

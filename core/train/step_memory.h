@@ -45,7 +45,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy);
+                        const RecomputePolicy& policy,
+                        KernelPath path = KernelPath::automatic);
 
 /// The most of every kind over all phases of a run, at the position in the mesh that `params` has.
 StepMemory measure_run(const config::Config& config,
@@ -56,6 +57,7 @@ StepMemory measure_run(const config::Config& config,
                        Optimizer* optimizer,
                        Device device,
                        const RecomputePolicy& policy,
+                       KernelPath path = KernelPath::automatic,
                        int ranks_per_node = 0);
 
 }  // namespace moesaic

@@ -90,6 +90,7 @@ void Trainer::allocate() {
                         parts_.optimizer,
                         parts_.device,
                         parts_.recompute,
+                        parts_.path,
                         parts_.ranks_per_node);
   allocate_batches();
   backend_ = std::make_unique<BackendOwner>(
@@ -97,7 +98,8 @@ void Trainer::allocate() {
                             .mode = parts_.stream_mode,
                             .num_threads = static_cast<int>(config.run.threads),
                             .scratch_bytes = memory_.scratch,
-                            .name = "main"});
+                            .name = "main",
+                            .path = parts_.path});
   timer_ = std::make_unique<StepTimer>(backend_->stream());
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");

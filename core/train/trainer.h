@@ -69,6 +69,7 @@ class Trainer {
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
+    KernelPath path = KernelPath::automatic;  ///< CUDA only; for comparisons
   };
   explicit Trainer(Parts parts);
   ~Trainer();

@@ -96,6 +96,8 @@ std::string moe_cfg(const MoeSize& s) {
 void expect_grouped(CaseBuilder& b) {
   for (const char* op : {"forward", "backward_input", "backward_weight"})
     b.expect_path(std::string("grouped_linear_") + op, "tiled");
+  for (const char* op : {"forward", "backward"})
+    b.expect_path(std::string("grouped_glu_") + op, "fused");
   b.expect_path("router_forward", "registers");
 }
 
