@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/activity.h"
+
 namespace moesaic {
 namespace {
 
@@ -69,8 +71,10 @@ void BackgroundSave::start(SaveRequest request,
                            Stream& stream) {
   MOESAIC_CHECK(!pending_.valid(), "the checkpoint before is still being written");
   snapshot_.take(tensors, stream);
-  pending_ = std::async(std::launch::async,
-                        [this, r = std::move(request)] { return write(r, snapshot_.tensors()); });
+  pending_ = std::async(std::launch::async, [this, r = std::move(request)] {
+    count_as_background();
+    return write(r, snapshot_.tensors());
+  });
 }
 
 bool BackgroundSave::is_done() const {

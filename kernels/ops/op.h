@@ -2,6 +2,7 @@
 #include <string>
 #include <variant>
 
+#include "core/base/activity.h"
 #include "core/base/tensor.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
@@ -33,6 +34,8 @@ struct CpuContext {
   ThreadPool& pool;
   OpObserver* observer =
       nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
+  Activity* activity =
+      nullptr;  ///< not owned; where the process notes which part of a step it is in
 };
 /// Which of its kernels an op of the CUDA backend may take. `plain` ones take any size and dtype; the others take the
 /// sizes that large models have, faster. Tests and `bench` compare them.
@@ -53,6 +56,7 @@ struct CudaContext {
   KernelPath path = KernelPath::automatic;
   PathObserver* paths = nullptr;   ///< not owned; null: nobody asks
   OpObserver* observer = nullptr;  ///< not owned; null: nobody looks
+  Activity* activity = nullptr;    ///< as in CpuContext
 };
 using Backend = std::variant<CpuContext, CudaContext>;
 
@@ -106,6 +110,7 @@ void run(Backend& backend, const Op& op) {
     launch(*cpu, op);
   } else if constexpr (HasCuda<Op>) {
     auto& cuda = std::get<CudaContext>(backend);
+    count_progress();  // a CPU op is counted by its stream
     if (cuda.observer != nullptr) return launch_observed(cuda, op);
     launch(cuda, op);
   } else {
