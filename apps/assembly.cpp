@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "core/base/activity.h"
 #include "core/config/check.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
@@ -61,7 +62,8 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
   return {.reduction = config.comm.reduction == config::ReductionOrder::library
                            ? Reduction::library
                            : Reduction::ordered,
-          .share_gpu = config.comm.share_gpu};
+          .share_gpu = config.comm.share_gpu,
+          .activity = activity_of_thread()};
 }
 
 void check_trainable(const config::Config& config) {

@@ -99,7 +99,7 @@ struct CommQueue::Impl {
   Exchange numbered(Exchange what) {
     what.number = ++issued;
     if (activity == nullptr) return what;
-    what.step = activity->phase.latest().step;
+    what.step = activity->period.latest().step;
     what.place = activity->issued.latest();
     return what;
   }

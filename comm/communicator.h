@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "core/base/activity.h"
 #include "core/base/tensor.h"
 #include "memory/stream.h"
 
 namespace moesaic {
+
+struct Activity;  // core/base/activity.h
 
 /// max and min pass NaN on: one rank's NaN reaches every rank.
 enum class ReduceOp : std::uint8_t { sum, max, min };

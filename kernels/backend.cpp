@@ -58,11 +58,6 @@ void BackendOwner::observe(OpObserver* observer) {
   std::visit([observer](auto& context) { context.observer = observer; }, *backend_);
 }
 
-void BackendOwner::note_in(Activity* activity) {
-  impl_->stream.synchronize();
-  std::visit([activity](auto& context) { context.activity = activity; }, *backend_);
-}
-
 void BackendOwner::observe_paths(PathObserver* observer) {
   if (auto* context = std::get_if<CudaContext>(backend_.get())) context->paths = observer;
 }

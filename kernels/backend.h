@@ -28,8 +28,6 @@ class BackendOwner {
   Arena& scratch() noexcept;
   /// Shows every later op to `observer` until it is called with null. Waits for the stream.
   void observe(OpObserver* observer);
-  /// Notes in `activity` which part of a step is enqueued and computed, until it is called with null.
-  void note_in(Activity* activity);
   /// Tells `observer` of every later choice between kernels, until it is called with null. CUDA only: the CPU has one
   /// kernel per op and tells nothing.
   void observe_paths(PathObserver* observer);

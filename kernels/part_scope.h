@@ -1,6 +1,7 @@
 #pragma once
 #include <string>
 
+#include "core/base/activity.h"
 #include "kernels/ops/op.h"
 
 namespace moesaic {
@@ -14,14 +15,14 @@ class PartObserver : public OpObserver {
 };
 
 /// Shows the backend's observer that the ops enqueued in its lifetime belong to a part of the step: a phase ("backward"), a
-/// layer ("layer 3"), and notes it in the backend's Activity. Costs two branches when nobody looks. `part` is a literal; the
+/// layer ("layer 3"), and notes it in the thread's Activity. Costs two branches when nobody looks. `part` is a literal; the
 /// observer must not change meanwhile.
 class PartScope {
  public:
   PartScope(Backend& backend, const char* part) : PartScope(backend, part, -1) {}
   /// "part index"
   PartScope(Backend& backend, const char* part, std::int64_t index) : backend_(backend) {
-    activity_ = std::visit([](auto& context) { return context.activity; }, backend);
+    activity_ = activity_of_thread();
     if (activity_ != nullptr) note([part, index](Place& place) { place.push(part, index); });
     observer_ = observer_of(backend);
     if (observer_ == nullptr) return;
@@ -53,6 +54,7 @@ class PartScope {
   template <class F>
   void note(const F& change) {
     activity_->issued.update(change);
+    count_progress();  // on a GPU the only sign of life of a step: what is enqueued
     if (auto* cpu = std::get_if<CpuContext>(&backend_))
       cpu->stream.enqueue([activity = activity_, change] { activity->running.update(change); });
   }

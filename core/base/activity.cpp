@@ -5,6 +5,7 @@ namespace {
 
 std::atomic<std::uint64_t> foreground{0}, background{0};
 thread_local bool is_background = false;
+thread_local Activity* current = nullptr;
 
 }  // namespace
 
@@ -21,22 +22,33 @@ void count_as_background() noexcept {
   is_background = true;
 }
 
-PhaseScope::PhaseScope(Activity* activity, const char* name, bool is_long) noexcept
-    : activity_(activity) {
+Activity* activity_of_thread() noexcept {
+  return current;
+}
+
+ActivityOfThread::ActivityOfThread(Activity* activity) noexcept : before_(current) {
+  current = activity;
+}
+
+ActivityOfThread::~ActivityOfThread() {
+  current = before_;
+}
+
+PeriodScope::PeriodScope(const char* name, bool is_long) noexcept : activity_(current) {
   if (activity_ == nullptr) return;
-  before_ = activity_->phase.latest();
-  activity_->phase.update([&](Phase& phase) {
-    phase.name = name;
-    phase.is_long = is_long;
+  before_ = activity_->period.latest();
+  activity_->period.update([&](Period& period) {
+    period.name = name;
+    period.is_long = is_long;
   });
   count_progress();
 }
 
-PhaseScope::~PhaseScope() {
+PeriodScope::~PeriodScope() {
   if (activity_ == nullptr) return;
-  activity_->phase.update([&](Phase& phase) {
-    phase.name = before_.name;
-    phase.is_long = before_.is_long;
+  activity_->period.update([&](Period& period) {
+    period.name = before_.name;
+    period.is_long = before_.is_long;
   });
   count_progress();
 }

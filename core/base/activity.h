@@ -68,7 +68,7 @@ class Published {
 };
 
 /// Where in a run a process is. Texts are literals.
-struct Phase {
+struct Period {
   const char* name = "start";
   std::int64_t step = 0;  ///< the one that is being made, from 1; 0: none
   bool is_long = true;    ///< may take long without a sign of life: starting, loading, saving
@@ -114,24 +114,40 @@ struct Exchange {
 
 /// All that the watchdog of a rank looks at. Each part has one writing thread.
 struct Activity {
-  Published<Phase> phase;               ///< main thread
+  Published<Period> period;             ///< main thread
   Published<Place> issued;              ///< main thread: what it enqueues
   Published<Place> running;             ///< the CPU stream's worker: what it computes
   Published<Exchange> exchange;         ///< communication thread
   Published<Exchange> device_exchange;  ///< the thread that watches exchanges between devices
 };
 
-/// A phase of the main thread for as long as it lives. `activity` may be null.
-class PhaseScope {
+/// Where the calling thread, the main one of a rank, notes what it is at; null: nowhere.
+Activity* activity_of_thread() noexcept;
+
+/// `activity` is that of the calling thread for as long as this lives.
+class ActivityOfThread {
  public:
-  PhaseScope(Activity* activity, const char* name, bool is_long) noexcept;
-  ~PhaseScope();
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
+  explicit ActivityOfThread(Activity* activity) noexcept;
+  ~ActivityOfThread();
+  ActivityOfThread(const ActivityOfThread&) = delete;
+  ActivityOfThread& operator=(const ActivityOfThread&) = delete;
+
+ private:
+  Activity* before_;
+};
+
+/// A period of the main thread, for as long as it lives.
+class PeriodScope {
+ public:
+  /// Nothing when the thread has no Activity.
+  PeriodScope(const char* name, bool is_long) noexcept;
+  ~PeriodScope();
+  PeriodScope(const PeriodScope&) = delete;
+  PeriodScope& operator=(const PeriodScope&) = delete;
 
  private:
   Activity* activity_;
-  Phase before_;
+  Period before_;
 };
 
 }  // namespace moesaic

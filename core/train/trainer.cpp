@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/activity.h"
 #include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/part_scope.h"
@@ -324,6 +325,8 @@ StepStats Trainer::step() {
 std::optional<StepStats> Trainer::step_unless_stopped(std::int64_t& stop_wish) {
   const auto start = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
+  if (Activity* activity = activity_of_thread())
+    activity->period.update([this](Period& at) { at.step = step_ + 1; });
   enter_phase(phase);
   load_batches(phase);
   const BatchCounts counts = count_batches(stop_wish);

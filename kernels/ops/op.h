@@ -2,7 +2,6 @@
 #include <string>
 #include <variant>
 
-#include "core/base/activity.h"
 #include "core/base/tensor.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
@@ -34,8 +33,6 @@ struct CpuContext {
   ThreadPool& pool;
   OpObserver* observer =
       nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
-  Activity* activity =
-      nullptr;  ///< not owned; where the process notes which part of a step it is in
 };
 /// Which of its kernels an op of the CUDA backend may take. `plain` ones take any size and dtype; the others take the
 /// sizes that large models have, faster. Tests and `bench` compare them.
@@ -56,7 +53,6 @@ struct CudaContext {
   KernelPath path = KernelPath::automatic;
   PathObserver* paths = nullptr;   ///< not owned; null: nobody asks
   OpObserver* observer = nullptr;  ///< not owned; null: nobody looks
-  Activity* activity = nullptr;    ///< as in CpuContext
 };
 using Backend = std::variant<CpuContext, CudaContext>;
 
@@ -110,7 +106,6 @@ void run(Backend& backend, const Op& op) {
     launch(*cpu, op);
   } else if constexpr (HasCuda<Op>) {
     auto& cuda = std::get<CudaContext>(backend);
-    count_progress();  // a CPU op is counted by its stream
     if (cuda.observer != nullptr) return launch_observed(cuda, op);
     launch(cuda, op);
   } else {
