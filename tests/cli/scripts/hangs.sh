@@ -7,8 +7,8 @@ set -eu
 rounds=${4:-0} seed=${5:-1}
 
 steps=300 last=step-00000300 limit=4
-train() { # folder, ranks
-  "$mpirun" -np "$2" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.dir="$1" train.steps=$steps train.eval_every=100 \
+train() { # folder, ranks: in a subshell, which becomes mpirun
+  exec "$mpirun" -np "$2" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.dir="$1" train.steps=$steps train.eval_every=100 \
     train.global_batch_size=6 checkpoint.every=25 checkpoint.keep_last=2 comm.watchdog_s=$limit comm.first_step_s=8
 }
 start() { # folder, ranks: in the background; sets $process and $ranks (their process ids, by rank)
@@ -70,7 +70,7 @@ hung() { # the stopped rank: what the watchdogs must have said
   grep -q 'the same command continues from the newest checkpoint' out.txt || fail "no way on: $(cat out.txt)"
 }
 
-train quiet 2 > quiet.txt 2>&1 || fail "the quiet run: $(cat quiet.txt)"
+(train quiet 2) > quiet.txt 2>&1 || fail "the quiet run: $(cat quiet.txt)"
 [ ! -e quiet/watchdog ] || fail "the quiet run leaves its watchdogs' folder: $(ls quiet/watchdog)"
 
 # One of two ranks is stopped in the middle of a step.
