@@ -39,16 +39,21 @@ class Backoff {
   void pause() {
     ++tries_;
     if (tries_ < 200) return;
+    if (tries_ == 200) since_ = std::chrono::steady_clock::now();
     if (tries_ < 400) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(tries_ < 2000 ? 20 : 100));
     }
   }
-  bool is_long() const { return tries_ >= 2000; }
+  bool is_long() const {
+    return tries_ > 400 &&
+           std::chrono::steady_clock::now() - since_ > std::chrono::milliseconds(200);
+  }
 
  private:
   int tries_ = 0;
+  std::chrono::steady_clock::time_point since_;
 };
 
 class MpiTransport final : public HostTransport {
@@ -312,7 +317,7 @@ struct MpiEnvironment::Impl {
 
   ~Impl() {
     world.reset();
-    if (initialized) queue->run([] { MPI_Finalize(); });
+    if (initialized) queue->run([] { MPI_Finalize(); }, {.operation = "MPI_Finalize"});
   }
 
   void start(const CommOptions& options) {
@@ -345,7 +350,7 @@ MpiEnvironment::MpiEnvironment(const CommOptions& options)
       options.max_message_bytes >= 1 && options.max_message_bytes <= (std::int64_t{1} << 30),
       "max_message_bytes must lie in 1 … 2^30");
   check_launch_before_mpi(environment_variable);
-  impl_->queue->run([&] { impl_->start(options); });
+  impl_->queue->run([&] { impl_->start(options); }, {.operation = "MPI_Init"});
   impl_->world =
       std::make_unique<MpiCommunicator>(impl_->queue, std::move(impl_->transport), options);
   check_launch(rank(), size(), environment_variable);

@@ -265,11 +265,10 @@ struct Watchdog::Impl {
       std::this_thread::sleep_for(seconds(1.5));  // let it speak
       end_process();
     }
-    const std::string text = is_shared ? message_of_all(seen, idle) : message_of_one(seen, idle);
-    print(text);
+    print(is_shared ? message_of_all(seen, idle, kRanksInMessage) : message_of_one(seen, idle));
     if (is_shared) {
       std::ofstream file(board.folder() / "hang.txt");
-      file << text << table_of(seen, silence(), seen.size());
+      file << message_of_all(seen, idle, seen.size());
     }
     end_process();
   }
@@ -281,11 +280,13 @@ struct Watchdog::Impl {
     }
     return options.rank;
   }
-  std::string message_of_all(const std::vector<SeenRank>& seen, double idle) const {
+  std::string message_of_all(const std::vector<SeenRank>& seen,
+                             double idle,
+                             std::size_t most) const {
     return fmt::format("moesaic: no progress for {:.0f} s: {}\n{}moesaic: {}\n",
                        idle,
                        judge_hang(seen, silence()).text,
-                       table_of(seen, silence(), kRanksInMessage),
+                       table_of(seen, silence(), most),
                        options.closing);
   }
   std::string message_of_one(const std::vector<SeenRank>& seen, double idle) const {

@@ -16,14 +16,12 @@ TEST_CASE("local communicators pass the conformance suite") {
 }
 
 TEST_CASE("ranks that come late pass the conformance suite") {
-  for (const std::uint64_t seed : {1, 2}) {
-    for (const auto& c : conformance_cases()) {
-      INFO(c.name << ", seed " << seed);
-      REQUIRE_NOTHROW(run_local_ranks(4, [&](Communicator& comm) {
-        Delayed delayed(comm, seed);
-        c.body(delayed, kCpu);
-      }));
-    }
+  for (const auto& c : conformance_cases()) {
+    INFO(c.name);
+    REQUIRE_NOTHROW(run_local_ranks(3, [&](Communicator& comm) {
+      Delayed delayed(comm, 1);
+      c.body(delayed, kCpu);
+    }));
   }
 }
 

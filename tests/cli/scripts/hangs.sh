@@ -111,7 +111,7 @@ ended_within 15
 [ $code -eq 137 ] || fail "exit $code instead of 137 after SIGKILL of a rank: $(cat out.txt)"
 [ "$(grep -c '^moesaic:' out.txt)" -le 1 ] || fail "a storm of messages: $(cat out.txt)"
 if [ "$number" -ne 0 ]; then
-  grep -q "^moesaic: rank 0 was told to end (SIGTERM) in .*step [0-9]" out.txt || fail "rank 0 does not say where it was: $(cat out.txt)"
+  grep -Eq "^moesaic: rank 0 was told to end \(SIGTERM\) in .*step [0-9].* in [a-z_]+ #[0-9]+ of group world" out.txt || fail "rank 0 does not say where it was: $(cat out.txt)"
 fi
 echo "killed rank: $(grep -c . out.txt) lines, $(grep -m1 -i 'signal 9' out.txt)"
 

@@ -107,7 +107,9 @@ void run_cases(Communicator& world, Device device, const Options& options, const
     } else {
       c.body(world, device);
     }
-    if (world.rank() == 0) std::printf("passed on %d ranks: %s\n", world.size(), c.name);
+    if (world.rank() != 0) continue;
+    std::printf("passed on %d ranks: %s\n", world.size(), c.name);
+    std::fflush(stdout);
   }
 }
 
