@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "apps/gpu_choice.h"
+#include "core/base/activity.h"
 #include "core/config/check.h"
 #include "core/model/from_config.h"
 #include "core/train/optimizer_config.h"
@@ -78,7 +79,8 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
   return {.reduction = config.comm.reduction == config::ReductionOrder::library
                            ? Reduction::library
                            : Reduction::ordered,
-          .share_gpu = config.comm.share_gpu};
+          .share_gpu = config.comm.share_gpu,
+          .activity = activity_of_thread()};
 }
 
 void check_trainable(const config::Config& config) {

@@ -4,12 +4,14 @@
 #include <chrono>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
 #include "apps/finished_mark.h"
 #include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
+#include "apps/version.h"
 #include "comm/device_communicator.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
@@ -28,10 +30,12 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 TrainRun::TrainRun(const config::LoadedConfig& loaded,
                    ResumeChoice resume,
                    const RankPlace& place,
+                   Watchdog* watchdog,
                    const ConsoleStyle& console)
     : loaded_(loaded),
       resume_(std::move(resume)),
       place_(place),
+      watchdog_(watchdog),
       host_(place.world),
       report_(loaded, place.world, console) {}
 TrainRun::~TrainRun() = default;
@@ -110,6 +114,22 @@ void TrainRun::open_run_dir() {
   host_.barrier();
 }
 
+// Where the watchdogs of all ranks tell each other where they are. The lock has made the folder above.
+void TrainRun::meet_on_board() {
+  if (watchdog_ == nullptr || host_.size() == 1) return;
+  const auto folder = std::filesystem::path(config().run.dir) / "watchdog";
+  std::string life;
+  if (is_root()) {
+    std::error_code error;  // a run needs no board
+    std::filesystem::remove_all(folder, error);
+    std::filesystem::create_directories(folder, error);
+    life =
+        fmt::format("{}-{}", std::chrono::system_clock::now().time_since_epoch().count(), getpid());
+  }
+  host_.broadcast_host(life, 0);
+  watchdog_->use_board(folder, life, host_.rank(), host_.size());
+}
+
 // The plan beside the driver's count, which includes other processes on the device: what they had before this one began
 // is taken off.
 std::string TrainRun::memory_line() const {
@@ -147,6 +167,7 @@ void TrainRun::begin_report() {
 }
 
 double TrainRun::evaluate(bool whole) {
+  const PeriodScope period("evaluation", false);
   ShownProgress progress(report_.sinks(), whole ? "final evaluation" : "evaluation", 0, "batches");
   const EvalStats stats = trainer_->evaluate(whole, &*progress);
   report_.eval(stats, trainer_->steps_done());
@@ -155,10 +176,14 @@ double TrainRun::evaluate(bool whole) {
 
 // All ranks agree whether there is another step, and if not, why.
 std::optional<StepStats> TrainRun::next_step(StopReason& stop) {
+  const bool first = !std::exchange(has_stepped_, true);
+  const PeriodScope period("training", first);
   auto wish = static_cast<std::int64_t>(stops_->wish());
   const auto stats = traced_step(wish);
   stop = static_cast<StopReason>(wish);
-  if (stats) stops_->step_took(stats->seconds);
+  if (!stats) return stats;
+  stops_->step_took(stats->seconds);
+  if (watchdog_ != nullptr && !first) watchdog_->step_took(stats->seconds);
   return stats;
 }
 
@@ -215,6 +240,7 @@ void TrainRun::prepare_saving() {
 
 // From the checkpoint to continue from, else from the weights to start with; returns changed keys.
 std::vector<ConfigChange> TrainRun::load_state() {
+  const PeriodScope period("loading", true);
   ShownProgress progress(report_.sinks(), "loading", 0, "bytes");
   const ResumeParts parts{.loaded = &loaded_,
                           .choice = resume_,
@@ -279,6 +305,7 @@ int TrainRun::run() {
   prepare();
   mark_ranges();
   take_lock();
+  meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
   open_run_dir();
@@ -303,6 +330,7 @@ void TrainRun::report_data_use() {
 }
 
 int TrainRun::train() {
+  const PeriodScope period("between steps", false);
   const auto& train = config().train;
   while (trainer_->steps_done() < train.steps) {
     count_saving([this] { look_at_saves(); });
@@ -317,8 +345,10 @@ int TrainRun::train() {
       evaluate(false);
     const std::int64_t every = config().checkpoint.every;
     // A state that only skips must not push good checkpoints out.
-    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0)
+    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0) {
+      const PeriodScope saving("saving", true);
       count_saving([this] { checkpointing_->save(); });
+    }
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
     throw NumericsError(fmt::format(
@@ -332,7 +362,7 @@ int TrainRun::train() {
 
 void TrainRun::finish() {
   if (config().checkpoint.save_at_end) {
-    checkpointing_->finish();
+    finish_saving();
   } else {
     checkpointing_->drain();
   }
@@ -361,6 +391,11 @@ void TrainRun::count_saving(const std::function<void()>& work) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+void TrainRun::finish_saving() {
+  const PeriodScope period("saving", true);
+  checkpointing_->finish();
+}
+
 void TrainRun::look_at_saves() {
   checkpointing_->look();
   if (const double seconds = checkpointing_->last_save_seconds(); seconds > 0)
@@ -369,7 +404,7 @@ void TrainRun::look_at_saves() {
 
 // Whatever the interval: a run that is stopped more often than it saves must get on all the same.
 int TrainRun::stop_early(StopReason reason) {
-  checkpointing_->finish();
+  finish_saving();
   stops_->remove_file();
   constexpr int kCode = static_cast<int>(ExitCode::requeue);
   report_.end(
@@ -397,6 +432,24 @@ void TrainRun::refuse_bad_numbers() const {
                   step));
 }
 
+namespace {
+
+// From before MPI starts until after it has ended: both may wait for ever.
+std::unique_ptr<Watchdog> make_watchdog(const config::CommConfig& comm, const Activity& activity) {
+  if (comm.watchdog_s == 0) return nullptr;
+  return std::make_unique<Watchdog>(
+      activity,
+      Watchdog::Options{
+          .limit_s = comm.watchdog_s,
+          .long_limit_s = std::max(comm.watchdog_s, comm.first_step_s),
+          .rank = launcher_rank(),
+          .closing = fmt::format("this ends the run with exit code {} (comm.watchdog_s); the same "
+                                 "command continues from the newest checkpoint",
+                                 static_cast<int>(ExitCode::watchdog))});
+}
+
+}  // namespace
+
 int run_training(const std::function<config::LoadedConfig()>& load,
                  const std::string& resume,
                  bool fallback,
@@ -414,10 +467,16 @@ int run_training(const std::function<config::LoadedConfig()>& load,
     options.reduction = Reduction::library;
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(console, this_terminal());
+  Activity activity;
+  options.activity = &activity;
+  const ActivityOfThread here(&activity);
+  const auto watchdog = make_watchdog(loaded.config.comm, activity);
   return run_ranks(options, [&](const RankPlace& place) {
     require_same_start(place.world, loaded, resume + (fallback ? " --fallback" : ""));
-    TrainRun run(loaded, choice, place, style);
-    return run.execute();
+    TrainRun run(loaded, choice, place, watchdog.get(), style);
+    const int code = run.execute();
+    activity.period.update([](Period& at) { at.name = "ending"; });
+    return code;
   });
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/activity.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic {
@@ -156,11 +157,13 @@ struct Stream::Impl {
     } catch (...) {
       failure = std::current_exception();
     }
+    count_progress();
   }
   void add(std::function<void()> f, bool always) {
     if (mode == Mode::dry) return;
     if (mode == Mode::immediate) {
       f();
+      count_progress();
       return;
     }
     {

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/activity.h"
+
 namespace moesaic {
 namespace {
 
@@ -86,6 +88,7 @@ void BackgroundSave::start_thread(std::int64_t step,
   MOESAIC_CHECK(!pending_.valid(), "the checkpoint before is still being written");
   snapshot_.take(tensors, stream);
   pending_ = std::async(std::launch::async, [this, step, write = std::move(write)] {
+    count_as_background();
     const auto begin = std::chrono::steady_clock::now();
     Result result;
     result.step = step;

@@ -154,10 +154,16 @@ void CommConfig::describe(Fields<CommConfig>& f) {
       .default_is("null (from the launcher)");
   f("watchdog_s",
     &S::watchdog_s,
-    "Time without progress after which the run ends with exit code 124; 0 = never.")
+    "Time in which no rank gets on, after which the run ends with exit code 124 and names the rank "
+    "that is behind; 0 = never. Longer than the time in which mpirun notices a dead link "
+    "(docs/reliability.md).")
       .in(Unit::seconds)
-      .at_least(0)
-      .only_default("the watchdog");
+      .at_least(0);
+  f("first_step_s",
+    &S::first_step_s,
+    "The same for what may take long: starting, loading, saving, and the first step.")
+      .in(Unit::seconds)
+      .at_least(0);
   f("reduction",
     &S::reduction,
     "How gradients of several ranks are added: in the order of the ranks, whatever the size of the "

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/activity.h"
 #include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/part_scope.h"
@@ -339,6 +340,8 @@ void Trainer::accumulate_gradients() {
 bool Trainer::begin_step(std::int64_t& stop_wish) {
   begun_ = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
+  if (Activity* activity = activity_of_thread())
+    activity->period.update([this](Period& at) { at.step = step_ + 1; });
   enter_phase(phase);
   timer_->begin();
   load_batches(phase);
