@@ -164,7 +164,9 @@ void measure(const std::vector<OpCase>& cases,
       report.row(c, time_on_cpu(c, owner), "");
     } else {
       constexpr int kSamples = 30;
-      report.row(c, {device_seconds(owner, c.run, kSamples), kSamples}, paths.of(c.op));
+      const double seconds =
+          device_seconds(owner, c.run, kSamples);  // before its path is asked for
+      report.row(c, {seconds, kSamples}, paths.of(c.op));
     }
   }
 }

@@ -23,15 +23,17 @@ __device__ __forceinline__ float fused(float a, float b, float c) {
 __device__ __forceinline__ double fused(double a, double b, double c) {
   return __fma_rn(a, b, c);
 }
-/// 2^x and 1 / x within 2 units of the last place; subnormal results are 0.
+/// 2^x and 1 / x within 2 units of the last place; subnormal results are 0. Volatile: they stay in the order in which they
+/// are written, for all elements of a piece before the next step, so that a warp alone finds independent work while it waits
+/// for one (the assembler, short of registers in the fused kernels, would take element after element).
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 constexpr float kLog2E = 1.44269504F;
@@ -42,35 +44,46 @@ struct SwiGlu {
   explicit SwiGlu(const GluActivation&) {}
   template <int N>
   __device__ __forceinline__ void values(const A (&g)[N], const A (&u)[N], A (&h)[N]) const {
+    A s[N], c[N];
+    sigmoids(g, s, c);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      A s, c;
-      sigmoid_of(g[i], s, c);
-      h[i] = product(product(g[i], s), u[i]);
-    }
+    for (int i = 0; i < N; ++i)
+      h[i] = product(product(g[i], s[i]), u[i]);
   }
   template <int N>
   __device__ __forceinline__ void points(
       const A (&g)[N], const A (&u)[N], A (&h)[N], A (&d_gate)[N], A (&d_up)[N]) const {
+    A s[N], c[N];
+    sigmoids(g, s, c);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      A s, c;
-      sigmoid_of(g[i], s, c);
-      d_up[i] = product(g[i], s);
+      d_up[i] = product(g[i], s[i]);
       h[i] = product(d_up[i], u[i]);
-      d_gate[i] = product(u[i], fused(d_up[i], c, s));
+      d_gate[i] = product(u[i], fused(d_up[i], c[i], s[i]));
     }
   }
 
  private:
-  static __device__ __forceinline__ void sigmoid_of(A g, A& s, A& complement) {
+  template <int N>
+  static __device__ __forceinline__ void sigmoids(const A (&g)[N], A (&s)[N], A (&complement)[N]) {
     if constexpr (kFast) {
-      const float e = fast_exp2(product(fabsf(g), -kLog2E));
-      const float r = fast_reciprocal(__fadd_rn(1.0F, e)), small = product(e, r);
-      s = g < 0.0F ? small : r;
-      complement = g < 0.0F ? r : small;
+      float e[N], r[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        e[i] = fast_exp2(product(fabsf(g[i]), -kLog2E));
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        r[i] = fast_reciprocal(__fadd_rn(1.0F, e[i]));
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float small = product(e[i], r[i]);
+        s[i] = g[i] < 0.0F ? small : r[i];
+        complement[i] = g[i] < 0.0F ? r[i] : small;
+      }
     } else {
-      sigmoid_pair<false>(g, s, complement);
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        sigmoid_pair<false>(g[i], s[i], complement[i]);
     }
   }
 };
@@ -127,12 +140,12 @@ struct SituGlu<float, true> {
                                          const float (&u)[N],
                                          float (&h)[N]) const {
     float tanh_u[N], unused[N];
-    linear_part(u, tanh_u, unused);
+    linear_parts(u, tanh_u, unused);
+    Gates<N> gate;
+    gate_parts(g, gate);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const Gate gate = gate_part(g[i]);
-      h[i] = product(product(product(b1, gate.tanh), gate.sigma), product(b2, tanh_u[i]));
-    }
+    for (int i = 0; i < N; ++i)
+      h[i] = product(product(product(b1, gate.tanh[i]), gate.sigma[i]), product(b2, tanh_u[i]));
   }
   template <int N>
   __device__ __forceinline__ void points(const float (&g)[N],
@@ -141,66 +154,93 @@ struct SituGlu<float, true> {
                                          float (&d_gate)[N],
                                          float (&d_up)[N]) const {
     float tanh_u[N], slope_u[N];
-    linear_part(u, tanh_u, slope_u);
+    linear_parts(u, tanh_u, slope_u);
+    Gates<N> gate;
+    gate_parts(g, gate);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const Gate gate = gate_part(g[i]);
-      const float up = product(b2, tanh_u[i]), a = product(product(b1, gate.tanh), gate.sigma);
+      const float up = product(b2, tanh_u[i]),
+                  a = product(product(b1, gate.tanh[i]), gate.sigma[i]);
       h[i] = product(a, up);
-      d_gate[i] = product(up, fused(gate.slope, gate.sigma, product(a, gate.complement)));
+      d_gate[i] = product(up, fused(gate.slope[i], gate.sigma[i], product(a, gate.complement[i])));
       d_up[i] = product(a, slope_u[i]);
     }
   }
 
  private:
-  struct Gate {
-    float tanh, slope, sigma, complement;
+  template <int N>
+  struct Gates {
+    float tanh[N], slope[N], sigma[N], complement[N];
   };
   static constexpr float kSmall = 0.35F;  // above it 1 - e loses less than two bits
 
-  static __device__ __forceinline__ float series(float x) {
-    const float z = product(x, x);
-    float p = -0.00886323553F;
-    p = fused(z, p, 0.0218694885F);
-    p = fused(z, p, -0.0539682540F);
-    p = fused(z, p, 0.133333333F);
-    p = fused(z, p, -0.333333333F);
-    return product(x, fused(z, p, 1.0F));
-  }
-  __device__ __forceinline__ Gate gate_part(float g) const {
-    const float x = product(g, inv1);
-    const float e = fast_exp2(product(fabsf(g), -kLog2E)),
-                e_tanh = fast_exp2(product(fabsf(x), -2.0F * kLog2E));
-    const float below = __fadd_rn(1.0F, e), below_tanh = __fadd_rn(1.0F, e_tanh);
-    const float r = fast_reciprocal(product(below, below_tanh));  // of 1 to 4
-    const float high = product(r, below_tanh), low = product(e, high), q = product(r, below);
-    const float large = copysignf(product(__fadd_rn(1.0F, -e_tanh), q), x);
-    return {fabsf(x) < kSmall ? series(x) : large,
-            product(product(4.0F, e_tanh), product(q, q)),
-            g < 0.0F ? low : high,
-            g < 0.0F ? high : low};
+  // tanh of small numbers.
+  template <int N>
+  static __device__ __forceinline__ void series(const float (&x)[N], float (&value)[N]) {
+    constexpr float kTerms[] = {0.0218694885F, -0.0539682540F, 0.133333333F, -0.333333333F, 1.0F};
+    float z[N], p[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      z[i] = product(x[i], x[i]);
+      p[i] = -0.00886323553F;
+    }
+#pragma unroll
+    for (const float term : kTerms) {
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        p[i] = fused(z[i], p[i], term);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      value[i] = product(x[i], p[i]);
   }
   template <int N>
-  __device__ __forceinline__ void linear_part(const float (&u)[N],
-                                              float (&value)[N],
-                                              float (&slope)[N]) const {
+  __device__ __forceinline__ void gate_parts(const float (&g)[N], Gates<N>& gate) const {
+    float x[N], e[N], e_tanh[N], r[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      x[i] = product(g[i], inv1);
+      e[i] = fast_exp2(product(fabsf(g[i]), -kLog2E));
+      e_tanh[i] = fast_exp2(product(fabsf(x[i]), -2.0F * kLog2E));
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i)  // of 1 to 4
+      r[i] = fast_reciprocal(product(__fadd_rn(1.0F, e[i]), __fadd_rn(1.0F, e_tanh[i])));
+    series(x, gate.tanh);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float high = product(r[i], __fadd_rn(1.0F, e_tanh[i])), low = product(e[i], high),
+                  q = product(r[i], __fadd_rn(1.0F, e[i]));
+      const float large = copysignf(product(__fadd_rn(1.0F, -e_tanh[i]), q), x[i]);
+      gate.tanh[i] = fabsf(x[i]) < kSmall ? gate.tanh[i] : large;
+      gate.slope[i] = product(product(4.0F, e_tanh[i]), product(q, q));
+      gate.sigma[i] = g[i] < 0.0F ? low : high;
+      gate.complement[i] = g[i] < 0.0F ? high : low;
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void linear_parts(const float (&u)[N],
+                                               float (&value)[N],
+                                               float (&slope)[N]) const {
+    float x[N];
     bool all_small = true;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float x = product(u[i], inv2);
-      all_small = all_small && fabsf(x) < kSmall;
-      value[i] = series(x);
-      slope[i] = fused(-value[i], value[i], 1.0F);
+      x[i] = product(u[i], inv2);
+      all_small = all_small && fabsf(x[i]) < kSmall;
     }
+    series(x, value);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      slope[i] = fused(-value[i], value[i], 1.0F);
     if (all_small) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float x = product(u[i], inv2);
-      const float e = fast_exp2(product(fabsf(x), -2.0F * kLog2E)),
+      const float e = fast_exp2(product(fabsf(x[i]), -2.0F * kLog2E)),
                   q = fast_reciprocal(__fadd_rn(1.0F, e));
-      if (fabsf(x) < kSmall) continue;
-      value[i] = copysignf(product(__fadd_rn(1.0F, -e), q), x);
-      slope[i] = product(product(4.0F, e), product(q, q));
+      const bool small = fabsf(x[i]) < kSmall;
+      value[i] = small ? value[i] : copysignf(product(__fadd_rn(1.0F, -e), q), x[i]);
+      slope[i] = small ? slope[i] : product(product(4.0F, e), product(q, q));
     }
   }
   float b1, b2, inv1, inv2;

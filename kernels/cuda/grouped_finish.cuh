@@ -22,8 +22,10 @@ inline TileRule finished_row_tiles(std::int64_t rows_bound, std::int64_t experts
   rule.max_rows = std::min(rule.max_rows, kMaxFinishedRows);
   return rule;
 }
-inline int finished_bytes(const GroupTiles& tiles) {
-  return kConsumers * tiles.max_rows * kHalfPitch;
+/// The tile's halves, and what the finisher wants of shared memory for itself behind them.
+template <class Finish>
+int finished_bytes(const GroupTiles& tiles) {
+  return kConsumers * tiles.max_rows * kHalfPitch + Finish::kOwnBytes;
 }
 
 /// The sums of a warpgroup, 64 outputs (M) x rows, rounded to bf16: a row of 128 bytes per token, swizzled.
@@ -47,8 +49,26 @@ __device__ __forceinline__ void hand_over(const float (&d)[kMaxFinishedRows / 2]
   }
 }
 
-/// `finish(unit, group, half, arrived)` is called by the finisher for each half of a unit: group's 64 outputs of
-/// unit.tile.rows rows lie in `half` from the moment when arrived() returns, which each thread calls once.
+/// The finisher's view of the tile: group's 64 outputs of unit.tile.rows rows lie in half(group) between arrived(group) and
+/// done(group), which each thread calls once for each group of a unit, group 0 first.
+struct FinishedTile {
+  unsigned char* base;
+  int half_bytes;
+  bool is_last;  // unit of this block
+  __device__ __forceinline__ const unsigned char* half(int group) const {
+    return base + group * half_bytes;
+  }
+  /// Finish::kOwnBytes that nobody else touches.
+  __device__ __forceinline__ unsigned char* own() const { return base + kConsumers * half_bytes; }
+  __device__ __forceinline__ void arrived(int group) const {
+    named_barrier_sync(kBarrierFull + group, kMeeting);
+  }
+  __device__ __forceinline__ void done(int group) const {
+    if (!is_last) named_barrier_arrive(kBarrierFree + group, kMeeting);
+  }
+};
+
+/// `finish(unit, tile)` is called by the finisher for each unit.
 template <Major kMajorW, class LoadWeights, class Finish>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kFinishedThreads, 1)
     finished_kernel(const __grid_constant__ RowMaps maps,
@@ -68,13 +88,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kFinishedThre
     set_max_registers_up<kFinisherRegisters>();
     int left = (num_units - cluster_index() + num_clusters() - 1) / num_clusters();
     for_each_unit(work, num_units, rank, [&](const Unit& unit) {
-      --left;
-      for (int g = 0; g < kConsumers; ++g) {
-        finish(unit, g, tile + g * half_bytes, [g] {
-          named_barrier_sync(kBarrierFull + g, kMeeting);
-        });
-        if (left > 0) named_barrier_arrive(kBarrierFree + g, kMeeting);
-      }
+      finish(unit, FinishedTile{tile, half_bytes, --left == 0});
     });
   } else {
     set_max_registers_up<kMultiplyRegisters>();
@@ -101,13 +115,13 @@ void launch_finished(CudaContext& context,
                      const Finish& finish,
                      const char* name) {
   const RowMaps maps = make_row_maps(weights, rows);
-  const RowWork work = row_work(outputs, rows.dim(1), tiles, finished_bytes(tiles));
+  const RowWork work = row_work(outputs, rows.dim(1), tiles, finished_bytes<Finish>(tiles));
   const auto kernel = finished_kernel<kMajorW, LoadWeights, Finish>;
-  const int shared = work.shape.bytes() + finished_bytes(tiles);
+  const int shared = work.shape.bytes() + finished_bytes<Finish>(tiles);
   const cudaStream_t stream = native_stream(context);
   allow_shared(kernel, shared);
   kernel<<<persistent_grid(context, tiles.bound * work.pairs), kFinishedThreads, shared, stream>>>(
-      maps, work, finished_bytes(tiles) / kConsumers, finish);
+      maps, work, tiles.max_rows * kHalfPitch, finish);
   check_launch(name);
 }
 

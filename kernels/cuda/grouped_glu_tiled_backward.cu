@@ -18,9 +18,14 @@ std::int64_t groups_of(std::int64_t width) {
   return (width + kPieces * kPiece - 1) / (kPieces * kPiece);
 }
 
+// Gates and ups come by cp.async, into slots that each thread has for itself, kAhead passes of kRows rows ahead: beside the
+// copies of the products' operands, which keep the way into the multiprocessor full, a load takes microseconds.
 template <class Act>
 struct FinishBackward {
   using Piece = Vec<__nv_bfloat16, kPiece>;
+  static constexpr int kAhead = 4, kRows = kGroupThreads / kPieces;
+  static constexpr int kSlotBytes = 2 * kGroupThreads * static_cast<int>(sizeof(Piece));
+  static constexpr int kOwnBytes = kAhead * kSlotBytes;
   __nv_bfloat16* dgate_up;
   __nv_bfloat16* h;
   float* parts;  // [rows, groups], or null
@@ -30,56 +35,75 @@ struct FinishBackward {
   bool weight_h;
   Act act;
 
-  // What a row needs from global memory: fetched before the product is there.
-  struct Fetched {
-    Piece gate, up;
-    float weight;
+  // Where a thread works in a pass: outside rows and columns there is nothing to fetch or store.
+  struct Place {
+    int group, row;
+    std::int64_t t, column;
+    bool inside;
   };
-  __device__ __forceinline__ void fetch(Fetched& f, std::int64_t t, std::int64_t column) const {
-    f.gate = load<kPiece>(gate_up + 2 * t * width + column);
-    f.up = load<kPiece>(gate_up + (2 * t + 1) * width + column);
-    f.weight = row_weight == nullptr ? 1.0F : row_weight[t];
+  __device__ __forceinline__ Place place(const Unit& unit, int passes, int pass) const {
+    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, group = pass >= passes,
+              row = (pass - group * passes) * kRows + thread / kPieces;
+    const std::int64_t column = unit.output + group * 64 + thread % kPieces * kPiece;
+    return {group,
+            row,
+            unit.tile.row + std::int64_t{row},
+            column,
+            pass < 2 * passes && row < unit.tile.rows && column < width};
+  }
+  __device__ __forceinline__ void fetch(const Place& p, unsigned char* slot, float& weight) const {
+    const __nv_bfloat16* const gate = p.inside ? gate_up + 2 * p.t * width + p.column : gate_up;
+    cp_async_16(slot, gate, p.inside);
+    cp_async_16(slot + kSlotBytes / 2, p.inside ? gate + width : gate, p.inside);
+    cp_async_commit();
+    weight = p.inside && row_weight != nullptr ? row_weight[p.t] : 1.0F;
+  }
+  __device__ __forceinline__ float finish_piece(const Place& p,
+                                                const unsigned char* half,
+                                                const unsigned char* slot,
+                                                float weight) const {
+    const auto offset = static_cast<std::uint32_t>(p.row * kHalfPitch) +
+                        static_cast<std::uint32_t>(threadIdx.x % kPieces * sizeof(Piece));
+    Piece gate = *reinterpret_cast<const Piece*>(slot),
+          up = *reinterpret_cast<const Piece*>(slot + kSlotBytes / 2),
+          dh = *reinterpret_cast<const Piece*>(half + swizzled_128(offset));
+    const float sum = glu_gradients(act, weight, weight_h ? weight : 1.0F, gate, up, dh);
+    store<kPiece>(dgate_up + 2 * p.t * width + p.column, gate);
+    store<kPiece>(dgate_up + (2 * p.t + 1) * width + p.column, up);
+    store<kPiece>(h + p.t * width + p.column, dh);
+    return sum;
   }
 
-  template <class Arrived>
-  __device__ __forceinline__ void operator()(const Unit& unit,
-                                             int group,
-                                             const unsigned char* half,
-                                             Arrived&& arrived) const {
-    constexpr int kAhead = 2, kRows = kGroupThreads / kPieces;  // rows at a time
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, piece = thread % kPieces,
-              first = thread / kPieces;
-    const std::int64_t start = unit.output + group * 64, column = start + piece * kPiece;
-    // Outside rows and columns: nothing to fetch or store, but the sums of a row are formed together.
-    const int rows = column < width ? unit.tile.rows : 0;
-    Fetched fetched[kAhead];
+  __device__ __forceinline__ void operator()(const Unit& unit, const FinishedTile& tile) const {
+    const int passes =
+        (unit.tile.rows + kRows - 1) / kRows;  // of one half; both halves are one sequence
+    unsigned char* const slots =
+        tile.own() + threadIdx.x % kGroupThreads * static_cast<int>(sizeof(Piece));
+    float weight[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i * kRows < rows) fetch(fetched[i], unit.tile.row + first + i * kRows, column);
-    }
-    arrived();
-    for (int base = 0; base < unit.tile.rows; base += kAhead * kRows) {
+    for (int i = 0; i < kAhead; ++i)
+      fetch(place(unit, passes, i), slots + i * kSlotBytes, weight[i]);
+    for (int base = 0; base < 2 * passes; base += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int row = base + i * kRows + first;
-        const std::int64_t t = unit.tile.row + row;
+        const int pass = base + i;
+        if (pass >= 2 * passes) break;
+        const Place p = place(unit, passes, pass);
+        if (pass == p.group * passes) tile.arrived(p.group);
+        cp_async_wait<kAhead - 1>();
         float sum = 0;
-        if (row < rows) {
-          Fetched f = fetched[i];
-          if (row + kAhead * kRows < rows) fetch(fetched[i], t + kAhead * kRows, column);
-          const auto offset = static_cast<std::uint32_t>(row * kHalfPitch + piece * 16);
-          Piece dh = *reinterpret_cast<const Piece*>(half + swizzled_128(offset));
-          sum = glu_gradients(act, f.weight, weight_h ? f.weight : 1.0F, f.gate, f.up, dh);
-          store<kPiece>(dgate_up + 2 * t * width + column, f.gate);
-          store<kPiece>(dgate_up + (2 * t + 1) * width + column, f.up);
-          store<kPiece>(h + t * width + column, dh);
-        }
+        if (p.inside) sum = finish_piece(p, tile.half(p.group), slots + i * kSlotBytes, weight[i]);
+        // What the slot held is in what was stored: it can be filled again.
+        fetch(place(unit, passes, pass + kAhead), slots + i * kSlotBytes, weight[i]);
         if (parts != nullptr) {
           sum = lanes_sum<kPieces>(sum);
-          if (piece == 0 && row < rows) parts[t * groups + start / 64] = sum;
+          if (p.inside && threadIdx.x % kPieces == 0)
+            parts[p.t * groups + p.column / (kPieces * kPiece)] = sum;
         }
+        if (pass == (p.group + 1) * passes - 1) tile.done(p.group);
       }
     }
+    cp_async_wait<0>();
   }
 };
 

@@ -31,21 +31,28 @@ CUtensorMap map_paired_weights(const ConstTensorView& w) {
 
 template <class Act>
 struct FinishForward {
+  using Piece = Vec<__nv_bfloat16, kPiece>;
+  static constexpr int kOwnBytes = 0;
   __nv_bfloat16* h;
   __nv_bfloat16* gate_up;  // or null
   std::int64_t width;
   Act act;
 
-  template <class Arrived>
-  __device__ __forceinline__ void operator()(const Unit& unit,
-                                             int group,
-                                             const unsigned char* half,
-                                             Arrived&& arrived) const {
-    using Piece = Vec<__nv_bfloat16, kPiece>;
-    constexpr int kPairs = 64 / (2 * kPiece);  // of pieces in a row of the half
+  __device__ __forceinline__ void operator()(const Unit& unit, const FinishedTile& tile) const {
+    for (int group = 0; group < kConsumers; ++group) {
+      tile.arrived(group);
+      finish_half(unit, group, tile.half(group));
+      tile.done(group);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void finish_half(const Unit& unit,
+                                              int group,
+                                              const unsigned char* half) const {
+    constexpr int kPairs = 64 / (2 * kPiece);  // of gates and ups in a row of the half
     const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, pair = thread % kPairs;
     const std::int64_t column = unit.output / 2 + (group * kPairs + pair) * kPiece;
-    arrived();
     if (column >= width) return;
 #pragma unroll 2
     for (int row = thread / kPairs; row < unit.tile.rows; row += kGroupThreads / kPairs) {
