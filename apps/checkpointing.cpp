@@ -193,6 +193,12 @@ void Checkpointing::finish() {
   if (is_new()) write(true);
 }
 
+void Checkpointing::settle() {
+  if (shared_.is_pending()) return take_result(shared_.wait(), false);
+  if (!background_.is_pending()) return;
+  if (const auto failure = take_result()) failed(*failure, false);
+}
+
 void Checkpointing::drain() noexcept {
   try {
     if (!background_.is_pending()) return;

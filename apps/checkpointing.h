@@ -51,6 +51,8 @@ class Checkpointing {
   void finish();
   /// Before the process ends with an error: waits for a save in the background and reports it.
   void drain() noexcept;
+  /// At the end of a run that saves nothing then: waits for a save in the background and reports it, as save() does.
+  void settle();
   /// Time that the last save took, 0 before the first.
   double last_save_seconds() const noexcept { return seconds_; }
 

@@ -364,7 +364,7 @@ void TrainRun::finish() {
   if (config().checkpoint.save_at_end) {
     finish_saving();
   } else {
-    checkpointing_->drain();
+    checkpointing_->settle();
   }
   report_data_use();
   if (valid_) report_.closing_comparison(evaluate(true), *valid_);
