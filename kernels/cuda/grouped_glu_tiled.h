@@ -7,6 +7,7 @@
 namespace moesaic::cuda {
 
 bool can_fuse(const GroupedGluForward& op);
+/// Also whether the sums are long enough to hide what comes after them.
 bool can_fuse(const GroupedGluBackward& op);
 
 /// How the rows are split for both.

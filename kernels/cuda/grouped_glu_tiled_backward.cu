@@ -175,8 +175,13 @@ void launch_backward(CudaContext& context,
 
 }  // namespace
 
+// Short sums end before the finisher is through with the tile before. Measured on an H200, fused against separate: swiglu, sums of 2048, 1.33 against 1.42 ms; situ, sums of 1024, 2.10
+// against 1.46 ms, of 3584, 5.88 against 5.96 ms.
 bool can_fuse(const GroupedGluBackward& op) {
-  return can_tile_rows(op.w, op.dy, op.h) && is_aligned(op.gate_up.data(), 16) &&
+  constexpr std::int64_t kLongSum = 2048, kLongSumSitu = 3072;
+  const bool gains =
+      op.dy.dim(1) >= (op.activation.kind == GluKind::situ ? kLongSumSitu : kLongSum);
+  return gains && can_tile_rows(op.w, op.dy, op.h) && is_aligned(op.gate_up.data(), 16) &&
          is_aligned(op.dgate_up.data(), 16);
 }
 
