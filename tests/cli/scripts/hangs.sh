@@ -51,16 +51,12 @@ ended_within() { # seconds: sets $code; no rank may be left
     done
   done
 }
-records() {
-  grep -E '"type":"(step|eval)"' "$1/metrics.jsonl" | sed -E 's/,"(seconds|time|tokens_per_second|tflops_per_device|mfu|memory_bytes|host_bytes)":[^,}]*//g' |
-    perl -ne '/"type":"(\w+)","step":(\d+)/ or next; $r{sprintf "%08d %s", $2, $1} = $_; END { print map { $r{$_} } sort keys %r }'
-}
 same_as_quiet() { # folder, quiet folder
   for f in model.safetensors optimizer.safetensors ema.safetensors; do
     cmp "$2/checkpoints/$last/$f" "$1/checkpoints/$last/$f" || fail "$1: $f differs from the quiet run"
   done
-  records "$2" > quiet.records
-  records "$1" > disturbed.records
+  same_records "$2/metrics.jsonl" > quiet.records
+  same_records "$1/metrics.jsonl" > disturbed.records
   cmp quiet.records disturbed.records || fail "$1: metrics.jsonl differs from the quiet run"
 }
 hung() { # the stopped rank: what the watchdogs must have said
