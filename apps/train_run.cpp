@@ -106,6 +106,10 @@ void TrainRun::check_memory() const {
 void TrainRun::open_run_dir() {
   if (is_root()) {
     remove_finished_mark(config().run.dir);
+    if (stops_->remove_older_file())
+      report_.line(
+          fmt::format("removed    {}: it was there before this start, and does not stop it",
+                      (std::filesystem::path(config().run.dir) / "stop").string()));
     replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
                  config::effective_yaml(loaded_));
     keep_tokenizer(config());
@@ -379,6 +383,7 @@ void TrainRun::finish() {
   if (!is_root()) return;
   try {
     mark_finished(config().run.dir, trainer_->steps_done());
+    stops_->remove_file();            // a request in the last step
   } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
     report_.line(fmt::format("warning    {}", e.what()));
   }
