@@ -103,7 +103,7 @@ void TrainRun::check_memory() const {
 }
 
 // After resuming was settled: a run that is refused leaves the folder as it was.
-void TrainRun::open_run_dir() {
+void TrainRun::open_run_dir(const std::vector<ConfigChange>& changes) {
   if (is_root()) {
     remove_finished_mark(config().run.dir);
     if (stops_->remove_older_file())
@@ -113,7 +113,7 @@ void TrainRun::open_run_dir() {
     replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
                  config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    checkpointing_->finish_interrupted();
+    checkpointing_->finish_interrupted(changes);
   }
   host_.barrier();
 }
@@ -312,7 +312,7 @@ int TrainRun::run() {
   meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
-  open_run_dir();
+  open_run_dir(changes);
   begin_report();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",

@@ -57,7 +57,7 @@ class TrainRun {
   void look_at_saves();
   void finish_saving();
   double evaluate(bool whole);
-  void open_run_dir();
+  void open_run_dir(const std::vector<ConfigChange>& changes);
   void report_failure(const Error& error);
   void meet_on_board();
   void report_data_use();
