@@ -286,32 +286,35 @@ void TrainRun::take_lock() {
 }
 
 // A run that another life brought to its end is not built again; the last elements of a job array are such starts.
-bool TrainRun::was_finished_before() {
+FinishedRun TrainRun::finished_before() {
   // Where there is no mark the folder stays as it is until the configuration and the data have been found good.
   if (is_root() && is_marked_finished(config().run.dir, config().train.steps)) take_lock();
-  const std::filesystem::path checkpoint =
-      finished_checkpoint({.loaded = &loaded_,
-                           .choice = resume_,
-                           .host = &host_,
-                           .say = [this](const std::string& line) { report_.line(line); }});
-  if (checkpoint.empty()) return false;
+  return finished_run({.loaded = &loaded_,
+                       .choice = resume_,
+                       .host = &host_,
+                       .say = [this](const std::string& line) { report_.line(line); }});
+}
+
+int TrainRun::end_finished(const FinishedRun& finished) {
   report_.line(
       fmt::format("finished   step {} of {} was done before, nothing is left to do ({}); raise "
                   "train.steps to train on",
                   config().train.steps,
                   config().train.steps,
-                  checkpoint.string()));
-  return true;
+                  finished.checkpoint.string()));
+  return 0;
 }
 
 int TrainRun::run() {
-  if (was_finished_before()) return 0;
+  const FinishedRun finished = finished_before();
+  if (finished.is_checked) return end_finished(finished);
   prepare();
   mark_ranges();
   take_lock();
   meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
+  if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
   open_run_dir(changes);
   begin_report();
   for (const ConfigChange& c : changes) {

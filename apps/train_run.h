@@ -37,7 +37,8 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
-  bool was_finished_before();
+  FinishedRun finished_before();
+  int end_finished(const FinishedRun& finished);
   void take_lock();
   void prepare();
   void check_memory() const;
