@@ -199,7 +199,10 @@ std::string load_tensors(const ResumeParts& parts,
                              trainer.stream(),
                              counting(*parts.progress));
   } catch (const InputError& e) {
-    if (!parts.choice.fallback) throw;
+    if (!parts.choice.fallback) {
+      if (parts.choice.kind == ResumeChoice::Kind::path) throw;
+      throw InputError(damage_text(checkpoint, e.what()));
+    }
     damage = e.what();
   }
   if (!parts.choice.fallback) return damage;
