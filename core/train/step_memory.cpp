@@ -46,6 +46,8 @@ void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, b
                                           cur);
   const std::vector<TensorView> dbank(static_cast<std::size_t>(model.snapshots_after(chunk)),
                                       gradient);
+  for (const auto& named : model.moe_layers())
+    named.moe->reset_margins();
   model.forward_chunk(context, batch, {cur, bank});
   if (with_backward) model.backward_chunk(context, batch, cur, dbank);
 }
@@ -118,8 +120,6 @@ StepMemory measure_step(Model& model,
         pass_chunk(model, context, slot, c, optimizer != nullptr);
         if (optimizer != nullptr)
           memory.deferred = std::max(memory.deferred, measure_deferred(model, context, slot, c));
-        for (const auto& named : model.moe_layers())
-          named.moe->reset_margins();
       }
     }
     for (const auto& named : model.moe_layers())
