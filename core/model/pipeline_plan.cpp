@@ -249,7 +249,7 @@ pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t 
   return pipeline::make_schedule(kind_of(config.parallel.schedule),
                                  {.stages = static_cast<int>(config.parallel.pp),
                                   .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
-                                  .micro_batches = static_cast<int>(micro_batches)});
+                                  .micro_batches = static_cast<int>(std::max<std::int64_t>(1, micro_batches))});
 }
 
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
