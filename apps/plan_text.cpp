@@ -175,7 +175,8 @@ std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& me
   const auto& parallel = loaded.config.parallel;
   const std::int64_t ranks = parallel.pp * parallel.dp.value_or(1);
   return fmt::format(
-      "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at least "
+      "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at "
+      "least "
       "{} "
       "tokens\n{}",
       ranks,

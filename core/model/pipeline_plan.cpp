@@ -246,10 +246,11 @@ StageShare stage_share(const config::Config& config, const MeshPosition& positio
 }
 
 pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches) {
-  return pipeline::make_schedule(kind_of(config.parallel.schedule),
-                                 {.stages = static_cast<int>(config.parallel.pp),
-                                  .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
-                                  .micro_batches = static_cast<int>(std::max<std::int64_t>(1, micro_batches))});
+  return pipeline::make_schedule(
+      kind_of(config.parallel.schedule),
+      {.stages = static_cast<int>(config.parallel.pp),
+       .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
+       .micro_batches = static_cast<int>(std::max<std::int64_t>(1, micro_batches))});
 }
 
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
