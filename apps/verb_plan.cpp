@@ -62,11 +62,19 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
-  return plan_memory(config,
-                     wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                     precision_of(config, wants_cuda),
-                     {&documents, 1},
-                     static_cast<int>(config.parallel.dp.value_or(1)));
+  const auto stages = static_cast<int>(config.parallel.pp),
+             ranks_of_stage = static_cast<int>(config.parallel.dp.value_or(1));
+  std::optional<MemoryPlan> most;  // of the stage that needs most
+  for (int stage = 0; stage < stages; ++stage) {
+    MemoryPlan plan = plan_memory(config,
+                                  wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
+                                  precision_of(config, wants_cuda),
+                                  {&documents, 1},
+                                  stages * ranks_of_stage,
+                                  stage * ranks_of_stage);
+    if (!most || plan.total() > most->total()) most = std::move(plan);
+  }
+  return most;
 }
 
 void add_plan(CLI::App& app, Action& action) {

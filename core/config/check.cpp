@@ -503,7 +503,6 @@ std::vector<Problem> untrainable(const Config& config) {
   const auto& parallel = config.parallel;
   const std::tuple<const char*, std::int64_t, const char*> axes[] = {
       {"tp", parallel.tp, "tensor parallelism"},
-      {"pp", parallel.pp, "pipeline parallelism"},
       {"cp", parallel.cp, "context parallelism"},
       {"etp", parallel.etp, "tensor parallelism inside experts"}};
   for (const auto& [key, degree, what] : axes) {
