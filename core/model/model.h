@@ -64,6 +64,7 @@ class Model {
 
   ModelOptions options_;
   Precision precision_;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
   StorageId embedding_, head_weight_, norm_;
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;

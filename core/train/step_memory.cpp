@@ -6,6 +6,7 @@
 #include "core/train/balance_update.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/sequence_buffers.h"
+#include "core/train/token_groups.h"
 #include "kernels/backend.h"
 
 namespace moesaic {
@@ -34,7 +35,8 @@ StepMemory measure_step(Model& model,
                         const StepExtents& extents,
                         const RecomputePolicy& policy) {
   const std::int64_t tokens = extents.tokens;
-  model.plan({tokens, extents.sequence, extents.exchange}, policy);
+  const TokenGroups groups(params.position(), nullptr);
+  model.plan(groups.bounds(tokens, extents.sequence, extents.exchange), policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = model.slot_bytes();

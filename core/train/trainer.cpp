@@ -38,7 +38,10 @@ double host_value(ConstTensorView view, std::int64_t i) {
 
 }  // namespace
 
-Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
+Trainer::Trainer(Parts parts)
+    : parts_(std::move(parts)),
+      phases_(make_phases(*parts_.config)),
+      token_groups_(parts_.params->position(), parts_.mesh) {
   check_layout();
   check_data();
   allocate();
@@ -157,7 +160,8 @@ void Trainer::enter_phase(const Phase& phase) {
                                      parts_.ranks_per_node,
                                      parts_.mesh->group(Axis::ep).comm());
   }
-  parts_.model->plan({tokens, phase.sequence_length, exchange_.get()}, parts_.recompute);
+  parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
+                     parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
       slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
@@ -181,7 +185,8 @@ void Trainer::enter_phase(const Phase& phase) {
     parts_.optimizer->set_lr_scale(id, scale);
   }
   choose_balanced(phase);
-  place_margins(tokens * static_cast<std::int64_t>(micro_batches_.size()));
+  place_margins(tokens / position.extent(Axis::tp) *
+                static_cast<std::int64_t>(micro_batches_.size()));
 }
 
 // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
@@ -191,14 +196,16 @@ void Trainer::place_margins(std::int64_t rank_tokens) {
     if (named.moe->options().bias_rule == BiasRule::quantile_exact) exact.push_back(named.moe);
   }
   if (exact.empty()) return;
-  const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
+  const MeshPosition& position = parts_.params->position();
+  const std::int64_t experts = exact[0]->options().experts, here = position.world_rank(),
+                     all = rank_tokens * position.world_size();
   const DType stats = parts_.params->precision().stats;
   const TensorView margins =
       margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
     const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
-    exact[i]->set_margins(layer.rows(rank() * rank_tokens, (rank() + 1) * rank_tokens), layer);
+    exact[i]->set_margins(layer.rows(here * rank_tokens, (here + 1) * rank_tokens), layer);
   }
 }
 
@@ -249,6 +256,7 @@ BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
   BatchCounts own;
   own.stop_wish = stop_wish;
   for (const auto& m : micro_batches_) {
+    if (!counts_batch()) break;
     own.valid_targets += m->valid_targets();
     own.mtp_targets += m->mtp_targets();
     own.documents += m->documents();
@@ -369,7 +377,7 @@ StepStats Trainer::finish_step() {
   {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
-    parts_.optimizer->update(backend_->backend());
+    parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     parts_.optimizer->average(backend_->backend());
   }
@@ -474,6 +482,8 @@ double Trainer::loss_of(const data::Batch& batch) {
   buffers.load(batch, stream);
   RunContext c = context(buffers, false);
   parts_.model->forward(c, *activations_);
+  if (parts_.params->position().extent(Axis::tp) > 1)
+    parts_.mesh->group(Axis::tp).comm()->all_reduce(losses_, ReduceOp::sum, stream);
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
   stream.synchronize();
@@ -490,12 +500,13 @@ EvalStats Trainer::evaluate(bool whole, Progress* progress) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  // With experts on several ranks all of them meet in every forward pass.
+  // With experts on several ranks all of them meet in every forward pass; ranks along tp share each of them.
+  const bool split = parts_.params->position().extent(Axis::tp) > 1;
   return evaluate_windows(
       whole ? *all : *validation_,
       phase.micro_batch_size,
-      world(),
-      exchange_ != nullptr,
+      split ? parts_.mesh->group(Axis::dp).comm() : world(),
+      exchange_ != nullptr || parts_.params->position().extent(Axis::etp) > 1,
       [this](const data::Batch& batch) { return loss_of(batch); },
       progress);
 }

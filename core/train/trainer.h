@@ -23,6 +23,7 @@
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
+#include "core/train/token_groups.h"
 #include "kernels/backend.h"
 #include "parallel/mesh.h"
 
@@ -139,6 +140,8 @@ class Trainer {
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
   double loss_of(const data::Batch& batch);
+  /// Whether this rank counts the batch that the ranks along Axis::tp share.
+  bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
   struct HostExperts {
@@ -160,6 +163,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  TokenGroups token_groups_;
   std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
   std::unique_ptr<Model::MicroBatch> activations_;
   std::unique_ptr<data::BlendedDataset> dataset_;
