@@ -9,7 +9,10 @@
 #include "apps/gpu_choice.h"
 #include "core/config/check.h"
 #include "core/model/from_config.h"
+#include "core/train/expert_exchange.h"
 #include "core/train/optimizer_config.h"
+#include "core/train/phases.h"
+#include "core/train/token_groups.h"
 #include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
 
@@ -111,7 +114,18 @@ Assembly assemble(const config::Config& config,
     for (const auto& f : phase_findings(*a.params, config.train))
       text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
     if (!text.empty()) throw UsageError("these phases cannot be trained:" + text);
-    for (const auto& f : recompute_findings(*a.model, config.activations))
+    const Phase phase = make_phases(config).front();
+    const TokenGroups groups(position, nullptr);
+    const auto exchange =
+        make_expert_exchange(config,
+                             phase,
+                             a.precision,
+                             position,
+                             static_cast<int>(config.comm.ranks_per_node.value_or(0)),
+                             nullptr);
+    const Bounds bounds =
+        groups.bounds(phase.micro_batch_tokens(), phase.sequence_length, exchange.get());
+    for (const auto& f : recompute_findings(*a.model, config.activations, bounds))
       text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
     if (!text.empty()) throw UsageError("nothing was started:" + text);
   }

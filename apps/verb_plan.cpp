@@ -1,6 +1,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,6 +58,13 @@ int plan(const PlanArguments& arguments) {
 
 }  // namespace
 
+// Of one stage; without parallel.dp as few as the other axes need.
+int ranks_of(const config::ParallelConfig& parallel) {
+  const std::int64_t dense = parallel.cp * parallel.tp;
+  const std::int64_t least = std::lcm(dense, parallel.ep * parallel.etp) / dense;
+  return static_cast<int>(parallel.dp.value_or(least) * dense);
+}
+
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   if (!config::untrainable(config).empty()) return std::nullopt;
   const data::DocumentBound documents(kPlannedDocument);
@@ -66,7 +74,7 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
                      wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
                      precision_of(config, wants_cuda),
                      {&documents, 1},
-                     static_cast<int>(config.parallel.dp.value_or(1)));
+                     ranks_of(config.parallel));
 }
 
 void add_plan(CLI::App& app, Action& action) {

@@ -69,6 +69,7 @@ class MoeLayer : public Module {
 
  private:
   void declare_experts_parameters(ParameterStore& params);
+  bool knows_cutoff() const;
   void declare_capacity(TapeSpec& tape, std::int64_t all_tokens);
   void declare_gathered_choices(TapeSpec& tape);
   void declare_shared(TapeSpec& tape, const Bounds& bounds);

@@ -1,7 +1,7 @@
 #pragma once
-#include "comm/communicator.h"
 #include "core/base/tensor.h"
 #include "memory/stream.h"
+#include "parallel/mesh.h"
 
 namespace moesaic {
 
