@@ -11,7 +11,10 @@
 #include "core/config/check.h"
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
+#include "core/train/expert_exchange.h"
 #include "core/train/optimizer_config.h"
+#include "core/train/phases.h"
+#include "core/train/token_groups.h"
 #include "kernels/ops/op_list.h"
 #include "memory/device_hooks.h"
 
@@ -105,7 +108,18 @@ void refuse(const char* what, const std::vector<config::Finding>& findings) {
 
 void check_patterns(const config::Config& config, const ParameterStore& params, Model& model) {
   refuse("these phases cannot be trained:", phase_findings(params, config.train));
-  refuse("nothing was started:", recompute_findings(model, config.activations));
+  const Phase phase = make_phases(config).front();
+  const TokenGroups groups(params.position(), nullptr);
+  const auto exchange =
+      make_expert_exchange(config,
+                           phase,
+                           params.precision(),
+                           params.position(),
+                           static_cast<int>(config.comm.ranks_per_node.value_or(0)),
+                           nullptr);
+  const Bounds bounds =
+      groups.bounds(phase.micro_batch_tokens(), phase.sequence_length, exchange.get());
+  refuse("nothing was started:", recompute_findings(model, config.activations, bounds));
   refuse("this pipeline cannot be made:", pipeline_findings(config));
 }
 
@@ -127,7 +141,7 @@ Assembly assemble(const config::Config& config,
   if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
   const ModelOptions options = model_options(config.model, config.train);
   // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
-  ParameterStore whole(a.precision);
+  ParameterStore whole(a.precision, position);
   if (for_training) {
     Model model(whole, options);
     check_patterns(config, whole, model);

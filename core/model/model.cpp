@@ -112,7 +112,8 @@ std::int64_t Model::snapshots_after(int i) const {
 }
 
 void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
-  tokens_ = bounds.tokens;
+  slices_ = bounds.slices;
+  own_tokens_ = bounds.own_tokens();
   if (chunks_.front().is_first) plan_embedding(bounds, policy);
   for (auto& layer : layers_)
     layer->plan(bounds, policy);
@@ -123,17 +124,19 @@ void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
 
 void Model::plan_embedding(const Bounds& bounds, const RecomputePolicy& policy) {
   embed_spec_ = std::make_unique<TapeSpec>();
-  x_ = embed_spec_->activation("embedding", {bounds.tokens, options_.hidden}, precision_.compute);
+  x_ = embed_spec_->activation(
+      "embedding", {bounds.own_tokens(), options_.hidden}, precision_.compute);
   embed_spec_->step("embedding", {}, {x_}, [this](Tape& t) {
     const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{.y = t.out(x_), .ids = t.sequence().tokens, .table = table.view()});
+    t.run(EmbeddingForward{
+        .y = t.out(x_), .ids = own_rows(slices_, t.sequence().tokens), .table = table.view()});
   });
   embed_spec_->always_save(x_);
   embed_spec_->plan(policy);
 }
 
 void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
-  const Shape shape{bounds.tokens, options_.hidden};
+  const Shape shape{bounds.own_tokens(), options_.hidden};
   const DType compute = precision_.compute, stats = precision_.stats;
   tail_spec_ = std::make_unique<TapeSpec>();
   tail_bank_.clear();
@@ -144,7 +147,7 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   p_ = ActId();
   if (output_mix_.declared()) {
     h_ = tail_spec_->activation("output.mixed", shape, compute);
-    p_ = tail_spec_->activation("output.mix_p", {bounds.tokens, final_bank_ + 1}, stats);
+    p_ = tail_spec_->activation("output.mix_p", {bounds.own_tokens(), final_bank_ + 1}, stats);
     std::vector<ActId> reads = tail_bank_;
     reads.push_back(tail_cur_);
     tail_spec_->step("output.mix", reads, {h_, p_}, [this, reads](Tape& t) {
@@ -162,7 +165,7 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
     tail_spec_->always_save(h_);  // the MTP module reads it
   }
   n_ = tail_spec_->activation("output.normed", shape, compute);
-  inv_rms_ = tail_spec_->activation("output.inv_rms", {bounds.tokens}, stats);
+  inv_rms_ = tail_spec_->activation("output.inv_rms", {bounds.own_tokens()}, stats);
   dn_ = tail_spec_->activation("loss.gradient", shape, compute);
   tail_spec_->step("output.norm", {h_}, {n_, inv_rms_}, [this](Tape& t) {
     const WeightLease w = t.weight(norm_);
@@ -183,7 +186,7 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
         if (c.sequence.targets.empty()) return;  // generation
         head_->loss(t,
                     t.in(n_),
-                    {.targets = c.sequence.targets,
+                    {.targets = own_rows(slices_, c.sequence.targets),
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());
@@ -318,7 +321,7 @@ void Model::backward_tail(RunContext& context,
 }
 
 void Model::backward(RunContext& context, MicroBatch& batch) {
-  const Shape shape{tokens_, options_.hidden};
+  const Shape shape{own_tokens_, options_.hidden};
   // Deferred weight gradients keep this memory until they are flushed.
   auto mark = std::make_unique<Arena::Mark>(context.transient);
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
@@ -361,7 +364,8 @@ void Model::backward_chunk(RunContext& context,
   batch.embed->backward(context, [&] {
     Tape& t = *batch.embed;
     if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{.dtable = dtable, .ids = t.sequence().tokens, .dy = dcur});
+      t.run(EmbeddingBackward{
+          .dtable = dtable, .ids = own_rows(slices_, t.sequence().tokens), .dy = dcur});
     }
   });
 }

@@ -68,6 +68,8 @@ class Model {
   ConstTensorView final_hidden(MicroBatch& batch) const { return batch.tail->in(n_); }
   const VocabHead& head() const noexcept { return *head_; }
 
+  /// Rows of this rank in what passes between chunks, of the micro-batches planned last.
+  std::int64_t own_tokens() const noexcept { return own_tokens_; }
   const ModelOptions& options() const noexcept { return options_; }
   /// Those of this stage.
   std::vector<std::unique_ptr<DecoderLayer>>& layers() noexcept { return layers_; }
@@ -102,14 +104,15 @@ class Model {
 
   ModelOptions options_;
   Precision precision_;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
   StorageId embedding_, head_weight_, norm_;
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
   std::vector<LayerResidual> residuals_;  // of the whole model
   std::vector<Chunk> chunks_;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
-  std::vector<std::int64_t> numbers_;     // of the layers, in the whole model
-  std::int64_t tokens_ = 0;               // of a micro-batch
+  std::vector<std::int64_t> numbers_;  // of the layers, in the whole model
+  std::int64_t own_tokens_ = 0;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;

@@ -47,6 +47,9 @@ Optimizer::Optimizer(ParameterStore& params,
     for (const auto& [axis, dim] : spec.placement.splits)
       split_ = split_ || params.position().extent(axis) > 1;
   }
+  whole_.emplace(params, [&](ParamId id) {
+    return entry(id).trained && entry(id).muon && blocks_here(id).empty();
+  });
   const std::int64_t num_partials = place_partials(whole != nullptr ? *whole : params);
   allocate_state(master);
   // Phases may freeze any sets of parameters: no two need have been updated equally often.
@@ -141,6 +144,7 @@ void Optimizer::clear_state() {
 
 std::vector<MemoryUse> Optimizer::memory_use() const {
   return {{"optimizer state", memory_.bytes()},
+          {"whole matrices", whole_->bytes()},
           {"step scalars", small_.bytes() + member_memory_.bytes()}};
 }
 
@@ -247,7 +251,8 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
   const Entry& e = entry(first);
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
   const bool by_blocks = e.muon && options_.muon_per_head && !spec.blocks.empty();
-  if (by_use || by_blocks || !is_uniform(id)) {
+  const bool in_parts = e.muon && whole_->is_split(first);
+  if (by_use || by_blocks || in_parts || !is_uniform(id)) {
     for (const ParamId p : ids) {
       if (!params_.frozen(p)) update_family(backend, p);
     }
@@ -299,26 +304,55 @@ void Optimizer::update_one(Backend& backend,
                            ParamId id,
                            std::int64_t member,
                            ConstTensorView scalars) {
-  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
+  const std::vector<RowBlock> blocks = blocks_here(id);
+  if (entry(id).muon && whole_->is_split(id) && blocks.empty())
+    return update_split_matrix(backend, id, member, scalars);
+  update_tensors(backend, entry(id), tensors_of(id, member), params_.spec(id), blocks, scalars);
+}
+
+Optimizer::Tensors Optimizer::tensors_of(ParamId id, std::int64_t member) const {
   const State& state = state_of(id);
-  std::vector<RowBlock> blocks;
-  if (options_.muon_per_head) {
-    for (const RowRange& r : spec.blocks)
-      blocks.push_back({r.begin, r.end});
+  return {.master = params_.master(id, member),
+          .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
+          .remainder = params_.remainder(id, member),
+          .gradient = params_.gradient(id, member),
+          .m = params_.part_of(state.m, id, member),
+          .v = params_.part_of(state.v, id, member),
+          .momentum = params_.part_of(state.momentum, id, member)};
+}
+
+// Heads are split whole, so that a rank has whole blocks.
+std::vector<RowBlock> Optimizer::blocks_here(ParamId id) const {
+  std::vector<RowBlock> here;
+  if (!options_.muon_per_head) return here;
+  const LocalBlock& block = params_.block_of_member(id);
+  const std::int64_t begin = block.offset[0], end = begin + block.extent[0];
+  for (const RowRange& r : params_.spec(id).blocks) {
+    if (begin <= r.begin && r.end <= end) here.push_back({r.begin - begin, r.end - begin});
   }
-  update_tensors(
-      backend,
-      entry(id),
-      {.master = params_.master(id, member),
-       .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
-       .remainder = params_.remainder(id, member),
-       .gradient = params_.gradient(id, member),
-       .m = params_.part_of(state.m, id, member),
-       .v = params_.part_of(state.v, id, member),
-       .momentum = params_.part_of(state.momentum, id, member)},
-      spec,
-      blocks,
-      scalars);
+  return here;
+}
+
+void Optimizer::update_split_matrix(Backend& backend,
+                                    ParamId id,
+                                    std::int64_t member,
+                                    ConstTensorView scalars) {
+  const Tensors own = tensors_of(id, member);
+  const auto whole = [&](const TensorView& view, int slot) {
+    return whole_->gather(backend, mesh_, id, view, slot);
+  };
+  const Tensors all{.master = whole(own.master, 0),
+                    .compute = whole(own.compute, 1),
+                    .remainder = whole(own.remainder, 2),
+                    .gradient = whole(own.gradient, 3),
+                    .m = {},
+                    .v = {},
+                    .momentum = whole(own.momentum, 4)};
+  update_tensors(backend, entry(id), all, params_.spec(id), {}, scalars);
+  whole_->keep_own(backend, id, own.master, all.master);
+  whole_->keep_own(backend, id, own.compute, all.compute);
+  whole_->keep_own(backend, id, own.remainder, all.remainder);
+  whole_->keep_own(backend, id, own.momentum, all.momentum);
 }
 
 void Optimizer::update_tensors(Backend& backend,
@@ -363,7 +397,8 @@ void Optimizer::update_tensors(Backend& backend,
             .eps = options_.eps});
 }
 
-void Optimizer::update(Backend& backend) {
+void Optimizer::update(Backend& backend, const Mesh* mesh) {
+  mesh_ = mesh;
   for (std::size_t s = 0; s < states_.size(); ++s)
     update_storage(backend, storage_id(s));
 }
@@ -403,7 +438,7 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
                .kv_b_weight = master(kv),
                .q_remainder = params_.remainder(q, 0),
                .kv_b_remainder = params_.remainder(kv, 0),
-               .max_logit = params_.buffer(layer->max_logit()),
+               .max_logit = layer->max_logit_here(params_),
                .skip = step_scalar(scalars(), StepScalar::skip),
                .dn = o.qk_nope_dim,
                .dr = o.qk_rope_dim,

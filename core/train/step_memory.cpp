@@ -7,6 +7,7 @@
 #include "core/train/balance_update.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/sequence_buffers.h"
+#include "core/train/token_groups.h"
 #include "kernels/backend.h"
 #include "parallel/pipeline/executor.h"
 
@@ -38,7 +39,7 @@ std::size_t bytes_of_slots(const Model& model, const std::vector<int>& slots) {
 void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, bool with_backward) {
   const Device device = context.params.device();
   const Precision& precision = context.params.precision();
-  const Shape shape{context.sequence.num_tokens(), model.options().hidden};
+  const Shape shape{model.own_tokens(), model.options().hidden};
   const TensorView cur = pretend(shape, precision.compute, device),
                    gradient = pretend(shape, precision.stats, device);
   Model::MicroBatch batch = model.make_micro_batch(slot, chunk);
@@ -81,7 +82,8 @@ StepMemory measure_step(Model& model,
                         const RecomputePolicy& policy,
                         KernelPath path) {
   const std::int64_t tokens = extents.tokens;
-  model.plan({tokens, extents.sequence, extents.exchange}, policy);
+  const TokenGroups groups(params.position(), nullptr);
+  model.plan(groups.bounds(tokens, extents.sequence, extents.exchange), policy);
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = bytes_of_slots(model, extents.slots);
@@ -171,7 +173,9 @@ StepMemory measure_run(const config::Config& config,
           pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
       const auto needs = pipeline::Executor::needs(
           schedule,
-          layout.bundles(model.options(), params.precision(), phase.micro_batch_tokens()),
+          layout.bundles(model.options(),
+                         params.precision(),
+                         phase.micro_batch_tokens() / position.extent(Axis::tp)),
           stage);
       for (const int c : schedule.placement.chunks_of(stage))
         slots.push_back(needs.slots[static_cast<std::size_t>(c)]);

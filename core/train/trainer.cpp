@@ -40,7 +40,10 @@ double host_value(ConstTensorView view, std::int64_t i) {
 
 }  // namespace
 
-Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
+Trainer::Trainer(Parts parts)
+    : parts_(std::move(parts)),
+      phases_(make_phases(*parts_.config)),
+      token_groups_(parts_.params->position(), parts_.mesh) {
   check_layout();
   check_data();
   allocate();
@@ -174,7 +177,8 @@ void Trainer::enter_phase(const Phase& phase) {
                                      parts_.ranks_per_node,
                                      parts_.mesh->group(Axis::ep).comm());
   }
-  parts_.model->plan({tokens, phase.sequence_length, exchange_.get()}, parts_.recompute);
+  parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
+                     parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   if (is_pipelined()) {
     place_pipeline(phase);
@@ -202,7 +206,8 @@ void Trainer::enter_phase(const Phase& phase) {
     parts_.optimizer->set_lr_scale(id, scale);
   }
   choose_balanced(phase);
-  place_margins(tokens * static_cast<std::int64_t>(micro_batches_.size()));
+  place_margins(tokens / position.extent(Axis::tp) *
+                static_cast<std::int64_t>(micro_batches_.size()));
 }
 
 void Trainer::place_pipeline(const Phase& phase) {
@@ -210,6 +215,8 @@ void Trainer::place_pipeline(const Phase& phase) {
   for (const auto& arena : deferred_)
     deferred.push_back(arena.get());
   const PipelineLayout layout = pipeline_layout(*parts_.config);
+  const std::int64_t own_tokens =
+      phase.micro_batch_tokens() / parts_.params->position().extent(Axis::tp);
   pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
       .model = parts_.model,
       .params = parts_.params,
@@ -217,8 +224,7 @@ void Trainer::place_pipeline(const Phase& phase) {
       .comm = stages(),
       .mode = parts_.stream_mode,
       .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
-      .bundles = layout.bundles(
-          parts_.model->options(), parts_.params->precision(), phase.micro_batch_tokens()),
+      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
       .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
       .transient = transient_.get(),
       .deferred = deferred,
@@ -244,14 +250,18 @@ void Trainer::place_margins(std::int64_t rank_tokens) {
     if (named.moe->options().bias_rule == BiasRule::quantile_exact) exact.push_back(named.moe);
   }
   if (exact.empty()) return;
-  const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
+  const MeshPosition& position = parts_.params->position();
+  const int ranks_of_stage = position.world_size() / position.extent(Axis::pp);
+  const std::int64_t experts = exact[0]->options().experts,
+                     here = position.world_rank() % ranks_of_stage,
+                     all = rank_tokens * ranks_of_stage;
   const DType stats = parts_.params->precision().stats;
   const TensorView margins =
       margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
     const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
-    exact[i]->set_margins(layer.rows(rank() * rank_tokens, (rank() + 1) * rank_tokens), layer);
+    exact[i]->set_margins(layer.rows(here * rank_tokens, (here + 1) * rank_tokens), layer);
   }
 }
 
@@ -304,6 +314,7 @@ BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
   // All stages load the same batches: the first one counts them.
   if (parts_.params->position().coordinate(Axis::pp) > 0) return over_ranks(own, world());
   for (const auto& m : micro_batches_) {
+    if (!counts_batch()) break;
     own.valid_targets += m->valid_targets();
     own.mtp_targets += m->mtp_targets();
     own.documents += m->documents();
@@ -441,7 +452,7 @@ StepStats Trainer::finish_step() {
   {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
-    parts_.optimizer->update(backend_->backend());
+    parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     parts_.optimizer->average(backend_->backend());
   }
@@ -571,6 +582,8 @@ double Trainer::loss_of(const data::Batch& batch) {
   } else {
     parts_.model->forward(c, *activations_);
   }
+  if (parts_.params->position().extent(Axis::tp) > 1)
+    parts_.mesh->group(Axis::tp).comm()->all_reduce(losses_, ReduceOp::sum, stream);
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
   stream.synchronize();
@@ -587,12 +600,13 @@ EvalStats Trainer::evaluate(bool whole, Progress* progress) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  // With experts on several ranks all of them meet in every forward pass.
+  // With experts on several ranks all of them meet in every forward pass; ranks along tp share each of them.
+  const bool split = parts_.params->position().extent(Axis::tp) > 1;
   return evaluate_windows(
       whole ? *all : *validation_,
       phase.micro_batch_size,
-      stage(),
-      exchange_ != nullptr,
+      split ? parts_.mesh->group(Axis::dp).comm() : stage(),
+      exchange_ != nullptr || parts_.params->position().extent(Axis::etp) > 1,
       [this](const data::Batch& batch) { return loss_of(batch); },
       progress);
 }

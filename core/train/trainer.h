@@ -25,6 +25,7 @@
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
 #include "core/train/step_timer.h"
+#include "core/train/token_groups.h"
 #include "kernels/backend.h"
 #include "parallel/mesh.h"
 
@@ -151,6 +152,8 @@ class Trainer {
   RunContext context(const SequenceBuffers& buffers, bool training);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   double loss_of(const data::Batch& batch);
+  /// Whether this rank counts the batch that the ranks along Axis::tp share.
+  bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
   struct HostExperts {
@@ -173,6 +176,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  TokenGroups token_groups_;
   std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
   std::unique_ptr<Model::MicroBatch> activations_;  // without a pipeline
   std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards

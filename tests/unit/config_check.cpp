@@ -197,6 +197,14 @@ TEST_CASE("config: what can be planned but not trained") {
   CHECK(config::untrainable(yarn)[0].key == "model.rope_scaling");
 }
 
+TEST_CASE("config: what tensor parallelism splits must divide") {
+  CHECK(report({"parallel.tp=1", "parallel.etp=1"}).empty());
+  const std::string found = report({"parallel.tp=3"});
+  CHECK(contains(found,
+                 "parallel.tp: 3 does not divide model.num_attention_heads (2). Nearest valid: 2"));
+  CHECK(contains(found, "parallel.tp: 3 does not divide data.sequence_length"));
+}
+
 TEST_CASE("config: keys of pipelines") {
   CHECK(report({"parallel.pp=2"}).empty());
   CHECK(report({"parallel.pp=2", "parallel.schedule=interleaved", "parallel.layers=[1,1,0,0]"})
