@@ -42,6 +42,7 @@ TrainRun::~TrainRun() = default;
 
 void TrainRun::prepare() {
   check_trainable(config());
+  MeshLayout(mesh_config(config().parallel), host_.size());  // throws before anything is opened
   const Device device = resolve_device(config(), &host_);
   if (place_.local_size > 1) {
     const std::string warning =
@@ -61,8 +62,8 @@ void TrainRun::prepare() {
     if (valid_) documents.emplace_back(*valid_);
     const auto before = cuda::device_memory(device);
     memory_before_ = before.total - before.free;
-    memory_plan_ =
-        plan_memory(config(), device, precision_of(config(), true), documents, host_.size());
+    memory_plan_ = plan_memory(
+        config(), device, precision_of(config(), true), documents, host_.size(), host_.rank());
     check_memory();
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));

@@ -1,6 +1,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,16 +58,30 @@ int plan(const PlanArguments& arguments) {
 
 }  // namespace
 
+// Without parallel.dp as few as the other axes need.
+int ranks_of(const config::ParallelConfig& parallel) {
+  const std::int64_t dense = parallel.cp * parallel.tp;
+  const std::int64_t least = std::lcm(dense, parallel.ep * parallel.etp) / dense;
+  return static_cast<int>(parallel.pp * parallel.dp.value_or(least) * dense);
+}
+
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   if (!config::untrainable(config).empty()) return std::nullopt;
   const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
-  return plan_memory(config,
-                     wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                     precision_of(config, wants_cuda),
-                     {&documents, 1},
-                     static_cast<int>(config.parallel.dp.value_or(1)));
+  const int ranks = ranks_of(config.parallel), stages = static_cast<int>(config.parallel.pp);
+  std::optional<MemoryPlan> most;  // of the stage that needs most
+  for (int stage = 0; stage < stages; ++stage) {
+    MemoryPlan plan = plan_memory(config,
+                                  wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
+                                  precision_of(config, wants_cuda),
+                                  {&documents, 1},
+                                  ranks,
+                                  stage * (ranks / stages));
+    if (!most || plan.total() > most->total()) most = std::move(plan);
+  }
+  return most;
 }
 
 void add_plan(CLI::App& app, Action& action) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <ctime>
 #include <deque>
 #include <fstream>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <semaphore.h>
 #include <unistd.h>
 
 #include "comm/hang_verdict.h"
@@ -49,10 +51,35 @@ void print(const std::string& text) {
   }
 }
 
-// A launcher ends the other ranks of a dead one by this signal, and by SIGKILL a second later.
+// A semaphore, because what a signal handler may do to wake a thread is to post one.
+class Wake {
+ public:
+  Wake() { MOESAIC_CHECK(::sem_init(&semaphore_, 0, 0) == 0, "sem_init"); }
+  ~Wake() { ::sem_destroy(&semaphore_); }
+  Wake(const Wake&) = delete;
+  Wake& operator=(const Wake&) = delete;
+  void post() { ::sem_post(&semaphore_); }
+  /// At most so long (in seconds).
+  void wait(double most) {
+    timespec until{};
+    ::clock_gettime(CLOCK_MONOTONIC, &until);
+    const std::int64_t ns = until.tv_nsec + static_cast<std::int64_t>(most * 1e9);
+    until.tv_sec += ns / 1'000'000'000;
+    until.tv_nsec = ns % 1'000'000'000;
+    ::sem_clockwait(&semaphore_, CLOCK_MONOTONIC, &until);
+  }
+
+ private:
+  sem_t semaphore_{};
+};
+
+// A launcher ends the other ranks of a dead one by this signal, and by SIGKILL as little as 40 ms later: the thread that speaks
+// is woken at once.
 volatile std::sig_atomic_t told_to_end = 0;
+std::atomic<Wake*> wake_at_term{nullptr};
 void on_term(int) {
   told_to_end = 1;
+  if (Wake* wake = wake_at_term) wake->post();
 }
 
 // Exchanges statuses with the other ranks. Its thread is the only one that touches files, which may block for ever; whoever
@@ -191,11 +218,8 @@ struct Watchdog::Impl {
         board(a, options, beat_s),
         thread([this] { work(); }) {}
   ~Impl() {
-    {
-      const std::lock_guard lock(mutex);
-      closing = true;
-    }
-    changed.notify_all();
+    closing = true;
+    wake.post();
     thread.join();
   }
   Impl(const Impl&) = delete;
@@ -212,9 +236,9 @@ struct Watchdog::Impl {
     double idle = 0;
     std::uint64_t counted = 0;
     auto last = Clock::now();
-    std::unique_lock lock(mutex);
     for (;;) {
-      if (changed.wait_for(lock, seconds(interval), [&] { return closing; })) break;
+      wake.wait(interval);
+      if (closing) break;
       if (told_to_end != 0) end_by_term();
       // A long gap is time in which this process was stopped, and its rest, too.
       idle += std::min(seconds_since(last), 4 * interval);
@@ -224,15 +248,17 @@ struct Watchdog::Impl {
       counted = now;
       board.set_idle(idle, limit());
       if (idle < limit() || board.others_get_on()) continue;
-      lock.unlock();
       give_up(idle);
     }
-    if (takes_term) std::signal(SIGTERM, SIG_DFL);
+    if (!takes_term) return;
+    std::signal(SIGTERM, SIG_DFL);
+    wake_at_term = nullptr;
   }
 
-  static bool take_term() {
+  bool take_term() {
     struct sigaction now {};
     if (::sigaction(SIGTERM, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return false;
+    wake_at_term = &wake;
     std::signal(SIGTERM, on_term);
     return true;
   }
@@ -306,9 +332,8 @@ struct Watchdog::Impl {
   std::atomic<double> usual_step{0};
   std::deque<double> last_steps;  // main thread
   Board board;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool closing = false;
+  Wake wake;
+  std::atomic<bool> closing{false};
   std::thread thread;  // last: it uses all of the above
 };
 

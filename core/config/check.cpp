@@ -471,6 +471,44 @@ class Checker {
                       *parallel.dp * parallel.cp * parallel.tp,
                       nearest_ep(*parallel.dp * parallel.cp * parallel.tp)));
     }
+    divides("etp", parallel.etp, "model.moe_intermediate_size", routed_inner());
+    divides("tp", parallel.tp, "model.num_attention_heads", mla_heads());
+    divides("tp",
+            parallel.tp,
+            "model.linear_attn_config.num_heads",
+            model_.linear_attn_config ? model_.linear_attn_config->num_heads : 0);
+    divides("tp", parallel.tp, "model.intermediate_size", dense_inner());
+    divides("tp",
+            parallel.tp,
+            "model.moe_intermediate_size",
+            model_.num_shared_experts > 0 ? routed_inner() : 0);
+    divides("tp", parallel.tp, "data.sequence_length", config_.data.sequence_length);
+    for (std::size_t i = 0; i < config_.train.phases.size(); ++i)
+      divides("tp",
+              parallel.tp,
+              fmt::format("train.phases[{}].sequence_length", i),
+              config_.train.phases[i].sequence_length.value_or(0));
+  }
+
+  // Sizes that are split; 0 when there is nothing of the kind.
+  std::int64_t mla_heads() const {
+    return full_attention_layers() > 0 || has_mtp() ? model_.num_attention_heads : 0;
+  }
+  std::int64_t routed_inner() const {
+    return model_.num_experts > 0 ? model_.moe_intermediate_size : 0;
+  }
+  std::int64_t dense_inner() const {
+    return model_.num_experts == 0 || model_.first_k_dense_replace > 0 ? model_.intermediate_size
+                                                                       : 0;
+  }
+  void divides(const char* axis, std::int64_t degree, const std::string& key, std::int64_t size) {
+    if (size <= 0 || degree < 1 || size % degree == 0) return;
+    add({std::string("parallel.") + axis, key},
+        fmt::format("{} does not divide {} ({}). Nearest valid: {}",
+                    degree,
+                    key,
+                    size,
+                    near_divisors(size, degree)));
   }
 
   /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
@@ -526,10 +564,7 @@ std::vector<Problem> untrainable(const Config& config) {
   }
   const auto& parallel = config.parallel;
   const std::tuple<const char*, std::int64_t, const char*> axes[] = {
-      {"tp", parallel.tp, "tensor parallelism"},
-      {"pp", parallel.pp, "pipeline parallelism"},
-      {"cp", parallel.cp, "context parallelism"},
-      {"etp", parallel.etp, "tensor parallelism inside experts"}};
+      {"cp", parallel.cp, "context parallelism"}};
   for (const auto& [key, degree, what] : axes) {
     if (degree > 1)
       problems.push_back({"",

@@ -20,7 +20,7 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
       .between(1, kMaxRanks)
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages. More than 1 can be planned, but not trained yet.")
+  f("pp", &S::pp, "Pipeline stages, which share the layers.")
       .between(1, kMaxRanks)
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")

@@ -61,12 +61,12 @@ DecoderLayer::DecoderLayer(ParameterStore& params,
 
 void DecoderLayer::declare_sublayer(
     Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds) {
-  const Shape shape{bounds.tokens, options_.hidden};
+  const Shape shape{bounds.own_tokens(), options_.hidden};
   const DType compute = precision_.compute, stats = precision_.stats;
   s.h = cur;  // with one source the mix is that source
   if (s.mix.declared() && sources > 0) {
     s.h = spec_->activation(name + ".mixed", shape, compute);
-    s.p = spec_->activation(name + ".mix_p", {bounds.tokens, sources + 1}, stats);
+    s.p = spec_->activation(name + ".mix_p", {bounds.own_tokens(), sources + 1}, stats);
     std::vector<ActId> reads(bank_.begin(), bank_.begin() + sources);
     reads.push_back(cur);
     spec_->step(name + ".mix", reads, {s.h, s.p}, [this, &s, reads](Tape& t) {
@@ -83,7 +83,7 @@ void DecoderLayer::declare_sublayer(
     });
   }
   s.n = spec_->activation(name + ".normed", shape, compute);
-  s.inv_rms = spec_->activation(name + ".norm_inv_rms", {bounds.tokens}, stats);
+  s.inv_rms = spec_->activation(name + ".norm_inv_rms", {bounds.own_tokens()}, stats);
   spec_->step(name + ".norm", {s.h}, {s.n, s.inv_rms}, [this, &s](Tape& t) {
     const WeightLease w = t.weight(s.norm);
     t.run(RmsNormForward{.y = t.out(s.n),
@@ -93,13 +93,31 @@ void DecoderLayer::declare_sublayer(
                          .eps = options_.eps});
   });
   s.y = spec_->activation(name + ".output", shape, compute);
-  s.module->declare(*spec_, bounds, s.n, s.y);
+  declare_module(s, name, bounds);
+}
+
+void DecoderLayer::declare_module(Sublayer& s, const std::string& name, const Bounds& bounds) {
+  s.all_n = s.share = ActId();
+  if (bounds.slices == nullptr || !s.module->takes_all_tokens())
+    return s.module->declare(*spec_, bounds, s.n, s.y);
+  const Shape all{bounds.tokens, options_.hidden};
+  s.all_n = spec_->activation(name + ".gathered", all, precision_.compute);
+  s.share = spec_->activation(name + ".share", all, precision_.compute);
+  spec_->step(name + ".gather", {s.n}, {s.all_n}, [this, &s](Tape& t) {
+    slices_->gather(t.out(s.all_n), t.in(s.n), t.stream());
+  });
+  s.module->declare(*spec_, bounds, s.all_n, s.share);
+  spec_->never_save(s.share);
+  spec_->step(name + ".sum", {s.share}, {s.y}, [this, &s](Tape& t) {
+    slices_->sum_to_own(t.out(s.y), t.in(s.share), t.stream());
+  });
 }
 
 void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   spec_ = std::make_unique<TapeSpec>();
   bank_.clear();
-  const Shape shape{bounds.tokens, options_.hidden};
+  slices_ = bounds.slices;
+  const Shape shape{bounds.own_tokens(), options_.hidden};
   const DType compute = precision_.compute;
   const LayerResidual& r = options_.residual;
   cur_in_ = spec_->input("cur", shape, compute);
@@ -144,6 +162,19 @@ DecoderLayer::Bundle DecoderLayer::forward(RunContext& context, Tape& tape, cons
   return out;
 }
 
+void DecoderLayer::backward_module(Tape& tape,
+                                   const Sublayer& s,
+                                   ConstTensorView dy,
+                                   TensorView dn) const {
+  if (!s.all_n.valid()) return s.module->backward(tape, dy, dn);
+  const Shape all = tape.in(s.all_n).shape();
+  const TensorView all_dy = tape.temp(all, precision_.compute, "d sublayer output, all tokens"),
+                   all_dn = tape.temp(all, precision_.compute, "d sublayer input, all tokens");
+  slices_->gather(all_dy, dy, tape.stream());
+  s.module->backward(tape, all_dy, all_dn);
+  slices_->sum_to_own(dn, all_dn, tape.stream());
+}
+
 void DecoderLayer::backward_sublayer(Tape& tape,
                                      const Sublayer& s,
                                      ConstTensorView dy,
@@ -153,7 +184,7 @@ void DecoderLayer::backward_sublayer(Tape& tape,
                                      std::int64_t sources) {
   const ConstTensorView h = tape.in(s.h);
   const TensorView dn = tape.temp(h.shape(), precision_.compute, "d sublayer input");
-  s.module->backward(tape, dy, dn);
+  backward_module(tape, s, dy, dn);
   const WeightLease w = tape.weight(s.norm);
   RmsNormBackward norm{.dx = dcur,
                        .dweight = tape.grad(s.norm),

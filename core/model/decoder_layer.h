@@ -85,7 +85,10 @@ class DecoderLayer {
     StorageId norm;
     DepthMix mix;
     ActId h, p, n, inv_rms, y;
+    ActId all_n, share;  // of all tokens, where they are cut and the module takes all
   };
+  void declare_module(Sublayer& s, const std::string& name, const Bounds& bounds);
+  void backward_module(Tape& tape, const Sublayer& s, ConstTensorView dy, TensorView dn) const;
   void declare_sublayer(
       Sublayer& s, const std::string& name, std::int64_t sources, ActId cur, const Bounds& bounds);
   /// From the gradient of the sublayer's output to that of its input h, which goes into dcur and dbank.
@@ -105,6 +108,7 @@ class DecoderLayer {
   std::unique_ptr<MoeLayer> moe_;
   Sublayer attn_, channel_;
   std::unique_ptr<TapeSpec> spec_;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
   std::vector<ActId> bank_;
   ActId cur_in_, mid_, out_;
 };

@@ -189,10 +189,11 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
 }
 
 std::vector<config::Finding> recompute_findings(Model& model,
-                                                const config::ActivationsConfig& activations) {
+                                                const config::ActivationsConfig& activations,
+                                                const Bounds& bounds) {
   const RecomputePolicy policy = recompute_policy(activations);
   if (policy.patterns.empty()) return {};
-  model.plan({.tokens = 64}, RecomputePolicy());
+  model.plan(bounds, RecomputePolicy());
   const std::vector<std::string> names = model.activation_names();
   std::vector<config::Finding> all;
   for (const std::string& pattern : policy.patterns) {

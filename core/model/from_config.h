@@ -8,6 +8,7 @@
 #include "core/config/check.h"
 #include "core/config/config.h"
 #include "core/model/options.h"
+#include "core/nn/module.h"
 #include "core/nn/tape.h"
 #include "parallel/mesh.h"
 
@@ -23,9 +24,11 @@ MeshConfig mesh_config(const config::ParallelConfig& parallel);
 
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
-/// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for few tokens.
+/// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for `bounds`, any
+/// that fit its layout.
 std::vector<config::Finding> recompute_findings(Model& model,
-                                                const config::ActivationsConfig& activations);
+                                                const config::ActivationsConfig& activations,
+                                                const Bounds& bounds = {.tokens = 64});
 
 /// run.precision and optimizer.master; `auto` is bf16 on a GPU and f32 on a CPU. Throws UsageError when masters should be
 /// split and the model does not compute in bf16.

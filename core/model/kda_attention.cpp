@@ -18,7 +18,8 @@ KdaAttention::KdaAttention(ParameterStore& params,
   const double std = options.init_std;
   const char* names[3] = {"q", "k", "v"};
   for (int i = 0; i < 3; ++i) {
-    auto proj = matrix_spec(prefix + names[i] + "_proj.weight", p, d, std, Part::kda);
+    auto proj =
+        split_over_tp(matrix_spec(prefix + names[i] + "_proj.weight", p, d, std, Part::kda), 0);
     proj.blocks = head_blocks(h, {k});
     qkv_[i].proj = params.declare(proj);
   }
@@ -30,11 +31,13 @@ KdaAttention::KdaAttention(ParameterStore& params,
     conv.init = {Init::Kind::uniform, -bound, bound};
     conv.part = Part::kda;
     conv.stored_as = StoredAs::stats;
-    qkv_[i].conv = params.declare(conv);
+    qkv_[i].conv = params.declare(split_over_tp(conv, 0));
   }
   f_a_ = params.declare(matrix_spec(prefix + "f_a_proj.weight", k, d, std, Part::kda));
-  f_b_ = params.declare(matrix_spec(prefix + "f_b_proj.weight", p, k, std, Part::kda));
-  b_proj_ = params.declare(matrix_spec(prefix + "b_proj.weight", h, d, std, Part::kda));
+  f_b_ = params.declare(
+      split_over_tp(matrix_spec(prefix + "f_b_proj.weight", p, k, std, Part::kda), 0));
+  b_proj_ =
+      params.declare(split_over_tp(matrix_spec(prefix + "b_proj.weight", h, d, std, Part::kda), 0));
   ParameterSpec a_log;
   a_log.name = prefix + "A_log";
   a_log.shape = options.a_log_entries > 0 ? Shape{options.a_log_entries} : Shape{1, 1, h, 1};
@@ -47,16 +50,21 @@ KdaAttention::KdaAttention(ParameterStore& params,
   auto dt_bias =
       vector_spec(prefix + "dt_bias", p, Init::Kind::inverse_softplus, Part::kda, StoredAs::stats);
   dt_bias.init = {Init::Kind::inverse_softplus, 1e-3, 1e-1};
-  dt_bias_ = params.declare(dt_bias);
+  dt_bias_ = params.declare(split_over_tp(dt_bias, 0));
   if (options.full_rank_gate) {
-    g_ = params.declare(matrix_spec(prefix + "g_proj.weight", p, d, std, Part::kda));
+    g_ = params.declare(
+        split_over_tp(matrix_spec(prefix + "g_proj.weight", p, d, std, Part::kda), 0));
   } else {
     g_a_ = params.declare(matrix_spec(prefix + "g_a_proj.weight", k, d, std, Part::kda));
-    g_b_ = params.declare(matrix_spec(prefix + "g_b_proj.weight", p, k, std, Part::kda));
+    g_b_ = params.declare(
+        split_over_tp(matrix_spec(prefix + "g_b_proj.weight", p, k, std, Part::kda), 0));
   }
   o_norm_ = params.declare(
       vector_spec(prefix + "o_norm.weight", k, Init::Kind::ones, Part::kda, StoredAs::stats));
-  o_proj_ = params.declare(matrix_spec(prefix + "o_proj.weight", d, p, std, Part::kda));
+  o_proj_ =
+      params.declare(split_over_tp(matrix_spec(prefix + "o_proj.weight", d, p, std, Part::kda), 1));
+  options_.heads /= params.position().extent(Axis::tp);
+  first_head_ = params.position().coordinate(Axis::tp) * options_.heads;
 }
 
 void KdaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
@@ -124,7 +132,7 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
                                       .k_raw = t.in(qkv_[1].out).reshaped(shape),
                                       .z = t.in(z_).reshaped(shape),
                                       .beta_logit = t.in(beta_logit_),
-                                      .a_log = a_log.view(),
+                                      .a_log = own_heads(a_log.view()),
                                       .dt_bias = dt_bias.view(),
                                       .g_min = options_.gate_lower_bound});
             });
@@ -238,7 +246,7 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
                                 .dk_raw = d[1],
                                 .dz = dz,
                                 .dbeta_logit = dbeta_logit,
-                                .da_log = tape.grad(a_log_),
+                                .da_log = own_heads(tape.grad(a_log_)),
                                 .ddt_bias = tape.grad(dt_bias_),
                                 .dq = d[0],
                                 .dk = d[1],
@@ -250,7 +258,7 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
                                 .k_rstd = tape.in(k_rstd_),
                                 .z = tape.in(z_).reshaped(heads),
                                 .beta_logit = tape.in(beta_logit_),
-                                .a_log = a_log.view(),
+                                .a_log = own_heads(a_log.view()),
                                 .dt_bias = dt_bias.view(),
                                 .g_min = options_.gate_lower_bound});
   }

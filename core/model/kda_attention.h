@@ -9,6 +9,8 @@ namespace moesaic {
 ///   q', k', v = silu(conv(x W^T));  q = L2(q') K^-1/2, k = L2(k');  beta = sigma(x Wb^T);  g = gate((x Wfa^T) Wfb^T)
 ///   o = gated delta rule(q, k, v, g, beta);  y = (RMSNorm_head(o) * sigma(G)) Wo^T
 ///   G = x Wg^T (full rank) or (x Wga^T) Wgb^T
+///
+/// The heads are split over Axis::tp; what all heads share (A_log, o_norm, inner gate projections) is on every rank.
 class KdaAttention : public Module {
  public:
   KdaAttention(ParameterStore& params, const std::string& prefix, const KdaOptions& options);
@@ -28,9 +30,16 @@ class KdaAttention : public Module {
   void declare_output(TapeSpec& tape, std::int64_t tokens, ActId y);
   TensorView backward_output(Tape& tape, ConstTensorView dy, TensorView dx);
   void backward_core(Tape& tape, ConstTensorView d_o, TensorView dx);
+  /// This rank's part of A_log, which all ranks hold whole: its entries may be more than the heads.
+  template <class View>
+  View own_heads(View a_log) const {
+    if (a_log.empty()) return a_log;
+    return a_log.reshaped({a_log.numel()}).rows(first_head_, first_head_ + options_.heads);
+  }
   Shape heads3(std::int64_t tokens) const { return {tokens, options_.heads, options_.head_dim}; }
 
-  KdaOptions options_;
+  KdaOptions options_;  // heads: of this rank
+  std::int64_t first_head_ = 0;
   Precision precision_;
   // q, k, v share their code: index 0, 1, 2.
   struct Stream3 {

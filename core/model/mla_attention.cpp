@@ -47,7 +47,7 @@ MlaAttention::MlaAttention(ParameterStore& params,
                            std,
                            Part::mla);
   query.blocks = head_blocks(h, {dn + dr});
-  q_b_ = params.declare(query);
+  q_b_ = params.declare(split_over_tp(query, 0));
   kv_a_ = params.declare(
       matrix_spec(prefix + "kv_a_proj_with_mqa.weight", ckv + dr, d, std, Part::mla));
   kv_a_norm_ = params.declare(
@@ -55,10 +55,14 @@ MlaAttention::MlaAttention(ParameterStore& params,
   key_value_matrix_ = prefix + "kv_b_proj.weight";
   auto kv_b = matrix_spec(key_value_matrix_, h * (dn + dv), ckv, std, Part::mla);
   kv_b.blocks = head_blocks(h, {dn, dv});
-  kv_b_ = params.declare(kv_b);
+  kv_b_ = params.declare(split_over_tp(kv_b, 0));
   if (options.output_gate)
-    g_ = params.declare(matrix_spec(prefix + "g_proj.weight", h * dv, d, std, Part::mla));
-  o_proj_ = params.declare(matrix_spec(prefix + "o_proj.weight", d, h * dv, std, Part::mla));
+    g_ = params.declare(
+        split_over_tp(matrix_spec(prefix + "g_proj.weight", h * dv, d, std, Part::mla), 0));
+  o_proj_ = params.declare(
+      split_over_tp(matrix_spec(prefix + "o_proj.weight", d, h * dv, std, Part::mla), 1));
+  options_.heads /= params.position().extent(Axis::tp);
+  first_head_ = params.position().coordinate(Axis::tp) * options_.heads;
   max_logit_ = params.declare_buffer({.name = prefix + "step_max_logit",
                                       .shape = {h},
                                       .dtype = precision_.stats,
@@ -85,6 +89,7 @@ void MlaAttention::rotate(Tape& tape, TensorView x, std::int64_t begin, bool inv
 
 void MlaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   x_ = x;
+  slices_ = bounds.slices;
   declare_query(tape, bounds.tokens);
   declare_key_value(tape, bounds.tokens);
   if (indexer_) indexer_->declare(tape, bounds, x_, options_.q_lora_rank > 0 ? qa_ : ActId());
@@ -186,7 +191,7 @@ void MlaAttention::attend(Tape& t) {
   t.run(AttentionForward{
       .o = t.out(o_),
       .lse = t.out(lse_),
-      .max_logit = t.context().params.buffer(max_logit_),
+      .max_logit = max_logit_here(t.context().params),
       .q = t.in(query_),
       .kvb = t.in(kvb_),
       .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
@@ -198,7 +203,7 @@ void MlaAttention::attend(Tape& t) {
 void MlaAttention::attend_latent(Tape& t) {
   t.run(SparseMlaForward{.o = t.out(o_latent_),
                          .lse = t.out(lse_),
-                         .max_logit = t.context().params.buffer(max_logit_),
+                         .max_logit = max_logit_here(t.context().params),
                          .q = t.in(q_latent_),
                          .kv = t.in(kv_),
                          .cu_seqlens = t.sequence().cu,
@@ -401,17 +406,43 @@ void MlaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
   const TensorView d_gated = backward_gate(tape, dy, dx);
   const ConstTensorView d_o = d_gated.reshaped(tape.in(o_).shape());
   const InputGradients g = gathers() ? backward_latent(tape, d_o) : backward_attention(tape, d_o);
-  if (indexer_) {
-    indexer_->backward(tape,
-                       {.q = tape.in(query_),
-                        .kvb = tape.in(kvb_),
-                        .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
-                        .lse = tape.in(lse_),
-                        .qk_nope_dim = options_.qk_nope_dim,
-                        .scale = scale()},
-                       sparse_);
-  }
+  if (indexer_) backward_indexer(tape);
   backward_projections(tape, g, dx);
+}
+
+void MlaAttention::backward_indexer(Tape& tape) {
+  ConstTensorView q = tape.in(query_), kvb = tape.in(kvb_), lse = tape.in(lse_);
+  if (slices_ != nullptr) {
+    q = all_heads(tape, q, "attn.q, all heads");
+    kvb = all_heads(tape, kvb, "attn.kvb, all heads");
+    const TensorView all =
+        tape.temp({lse.dim(0) * slices_->size(), lse.dim(1)}, lse.dtype(), "attn.lse, all heads");
+    slices_->gather(all, lse, tape.stream());
+    lse = all;
+    if (slices_->rank() != 0) return;
+  }
+  indexer_->backward(tape,
+                     {.q = q,
+                      .kvb = kvb,
+                      .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
+                      .lse = lse,
+                      .qk_nope_dim = options_.qk_nope_dim,
+                      .scale = scale()},
+                     sparse_);
+}
+
+// [T, heads here, n] of every rank -> [T, all heads, n].
+ConstTensorView MlaAttention::all_heads(Tape& tape, ConstTensorView own, const char* tag) const {
+  const std::int64_t tokens = own.dim(0), width = own.dim(1) * own.dim(2), ranks = slices_->size();
+  const TensorView by_rank = tape.temp({ranks * tokens, 1, width}, own.dtype(), tag),
+                   all = tape.temp({tokens, own.dim(1) * ranks, own.dim(2)}, own.dtype(), tag);
+  slices_->gather(by_rank, own, tape.stream());
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    tape.run(CopyHeadColumns{.y = {all.reshaped({tokens, 1, width * ranks}), r * width},
+                             .x = {by_rank.rows(r * tokens, (r + 1) * tokens), 0},
+                             .n = width});
+  }
+  return all;
 }
 
 }  // namespace moesaic

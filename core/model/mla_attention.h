@@ -16,6 +16,9 @@ namespace moesaic {
 /// With selected keys and SparseForm::gather the same by rows [c; kr] that all heads share: queries are mapped by the key
 /// part of Wkvb, [Wuk^T qn; qr], and latent outputs by its value part. Per-head keys and values are formed all the same:
 /// the indexer's target and the warm-up stage read them.
+///
+/// The heads are split over Axis::tp; latents, the shared key and the indexer are formed on every rank. The indexer's target
+/// sums over all heads: what it reads of them is gathered.
 class MlaAttention : public Module {
  public:
   MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options);
@@ -27,6 +30,11 @@ class MlaAttention : public Module {
   void set_sparse(bool sparse) { sparse_ = sparse; }
   Indexer* indexer() noexcept { return indexer_.get(); }
   BufferId max_logit() const noexcept { return max_logit_; }  ///< [H], of the step (QK-clip)
+  /// [heads here], the part of it that this rank's heads have.
+  TensorView max_logit_here(const ParameterStore& params) const {
+    return params.buffer(max_logit_).rows(first_head_, first_head_ + options_.heads);
+  }
+  /// heads: those of this rank.
   const MlaOptions& options() const noexcept { return options_; }
   /// Names of the two matrices that QK-clip scales.
   const std::string& query_matrix() const noexcept { return query_matrix_; }
@@ -45,6 +53,9 @@ class MlaAttention : public Module {
   struct InputGradients {
     TensorView dq, dc, dkr;
   };
+  /// Backward of the indexer, on the first rank of Axis::tp for all of them.
+  void backward_indexer(Tape& tape);
+  ConstTensorView all_heads(Tape& tape, ConstTensorView own, const char* tag) const;
   InputGradients take_gradients(Tape& tape);
   InputGradients backward_attention(Tape& tape, ConstTensorView d_o);
   InputGradients backward_latent(Tape& tape, ConstTensorView d_o);
@@ -56,7 +67,9 @@ class MlaAttention : public Module {
   std::int64_t qk_dim() const { return options_.qk_nope_dim + options_.qk_rope_dim; }
   void rotate(Tape& tape, TensorView x, std::int64_t begin, bool inverse) const;
 
-  MlaOptions options_;
+  MlaOptions options_;  // heads: of this rank
+  std::int64_t first_head_ = 0;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches declared last
   Precision precision_;
   std::string query_matrix_, key_value_matrix_;
   StorageId q_a_, q_a_norm_, q_b_, kv_a_, kv_a_norm_, kv_b_, g_, o_proj_;

@@ -8,11 +8,15 @@ GatedMlp::GatedMlp(ParameterStore& params,
                    Part part)
     : options_(options), compute_(params.precision().compute) {
   const std::int64_t d = options.hidden, f = options.inner;
-  gate_up_ = params.declare_storage(prefix + "gate_up", 0, 2 * f, d, StoredAs::compute);
-  params.declare(
-      matrix_spec(prefix + "gate_proj.weight", f, d, options.init_std, part), gate_up_, 0);
-  params.declare(matrix_spec(prefix + "up_proj.weight", f, d, options.init_std, part), gate_up_, f);
-  down_ = params.declare(matrix_spec(prefix + "down_proj.weight", d, f, options.init_std, part));
+  options_.inner /= params.position().extent(Axis::tp);
+  const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols, int split) {
+    return split_over_tp(matrix_spec(prefix + name, rows, cols, options.init_std, part), split);
+  };
+  gate_up_ =
+      params.declare_storage(prefix + "gate_up", 0, 2 * options_.inner, d, StoredAs::compute);
+  params.declare(matrix("gate_proj.weight", f, d, 0), gate_up_, 0);
+  params.declare(matrix("up_proj.weight", f, d, 0), gate_up_, options_.inner);
+  down_ = params.declare(matrix("down_proj.weight", d, f, 1));
 }
 
 void GatedMlp::declare_inner(TapeSpec& tape,

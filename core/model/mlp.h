@@ -4,7 +4,7 @@
 
 namespace moesaic {
 
-/// The dense gated MLP: y = W_down act(x W_gate^T, x W_up^T)  (SPEC 4.2).
+/// The dense gated MLP: y = W_down act(x W_gate^T, x W_up^T)  (SPEC 4.2). The inner width is split over Axis::tp.
 class GatedMlp : public Module {
  public:
   GatedMlp(ParameterStore& params, const std::string& prefix, const MlpOptions& options, Part part);
@@ -13,6 +13,7 @@ class GatedMlp : public Module {
 
   // For a mixture's shared experts, whose output adds to the routed one.
   void declare_inner(TapeSpec& tape, const Bounds& bounds, ActId x, const std::string& prefix);
+  ActId inner() const noexcept { return h_; }  ///< what add_output() reads
   void add_output(Tape& tape, TensorView y, bool accumulate);
   void backward_into(Tape& tape, ConstTensorView dy, TensorView dx, bool accumulate_dx);
 

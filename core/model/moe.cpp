@@ -1,7 +1,5 @@
 #include "core/model/moe.h"
 
-#include <cmath>
-
 #include "core/nn/losses.h"
 #include "kernels/ops/balance.h"
 #include "kernels/ops/elementwise.h"
@@ -13,27 +11,13 @@
 #include "kernels/ops/step_scalars.h"
 
 namespace moesaic {
-namespace {
-// The router knows the best score outside its choice unless it chose everything or only looked at some groups.
-bool has_cutoff(const MoeOptions& o) {
-  return o.top_k < o.experts && !(o.num_groups > 1 && o.topk_groups < o.num_groups);
-}
-}  // namespace
-
-std::int64_t capacity_of(const MoeOptions& o, std::int64_t tokens) {
-  MOESAIC_CHECK(o.capacity == 0 || o.capacity_factor == 0, "two capacities");
-  if (o.capacity_factor == 0) return o.capacity;
-  return static_cast<std::int64_t>(std::ceil(
-      o.capacity_factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts)));
-}
-
 MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeOptions& options)
     : options_(options), prefix_(prefix), precision_(params.precision()), params_(params) {
   const std::int64_t d = options.hidden, e = options.experts,
                      l = options.latent > 0 ? options.latent : d;
   const bool needs_cutoff =
       options.bias_rule == BiasRule::quantile || options.bias_rule == BiasRule::quantile_exact;
-  if (needs_cutoff && !has_cutoff(options)) {
+  if (needs_cutoff && !knows_cutoff()) {
     throw UsageError(prefix +
                      ": the quantile rule balances against the best expert that was not chosen: it "
                      "needs fewer choices than experts and no group limit");
@@ -84,11 +68,11 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
   }
 }
 
-// Each rank of an expert group holds an equal run of the experts.
+// Each rank of an expert group holds an equal run of the experts, and of their inner width.
 void MoeLayer::declare_experts_parameters(ParameterStore& params) {
   const std::int64_t f = options_.inner,
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
-  const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols) {
+  const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols, int inner) {
     auto s = matrix_spec(prefix_ + "experts.{}." + which + ".weight",
                          rows,
                          cols,
@@ -97,15 +81,16 @@ void MoeLayer::declare_experts_parameters(ParameterStore& params) {
     s.members = options_.experts;
     s.active_members = options_.top_k;
     s.use_counts = counts_;
-    s.placement = {{{Axis::ep, 0}}, AxisFamily::expert};
+    s.placement = {{{Axis::ep, 0}, {Axis::etp, inner}}, AxisFamily::expert};
     return s;
   };
   const std::int64_t ranks = params.position().extent(Axis::ep);
+  options_.inner /= params.position().extent(Axis::etp);
   w13_ = params.declare_storage(
-      prefix_ + "experts.w13", options_.experts / ranks, 2 * f, l, StoredAs::compute);
-  params.declare(expert("w1", f, l), w13_, 0);
-  params.declare(expert("w3", f, l), w13_, f);
-  w2_ = params.declare(expert("w2", l, f));
+      prefix_ + "experts.w13", options_.experts / ranks, 2 * options_.inner, l, StoredAs::compute);
+  params.declare(expert("w1", f, l, 1), w13_, 0);
+  params.declare(expert("w3", f, l, 1), w13_, options_.inner);
+  w2_ = params.declare(expert("w2", l, f, 2));
 }
 
 void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
@@ -113,74 +98,14 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   a_.x = x;
   capacity_ = capacity_of(options_, bounds.tokens);
   exchange_ = bounds.exchange;
+  slices_ = bounds.slices;
+  expert_slices_ = bounds.expert_slices;
+  const std::int64_t tokens = bounds.own_tokens();
+  expert_tokens_ = expert_slices_ != nullptr ? tokens * expert_slices_->size() : tokens;
   MOESAIC_CHECK((exchange_ != nullptr) == (params_.position().extent(Axis::ep) > 1),
                 "experts on several ranks need an exchange");
-  declare_routing(tape, bounds.tokens);
-  if (exchange_ != nullptr) {
-    declare_exchange(tape, bounds);
-  } else {
-    a_.here_topk = a_.topk;
-    a_.here_weights = a_.weights;
-    tokens_here_ = bounds.tokens;
-    copies_here_ = bounds.tokens * options_.top_k;
-  }
-  declare_sort(tape);
-  declare_experts(tape, bounds.tokens);
-  declare_output(tape, bounds, y);
-}
-
-void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
-  const std::int64_t e = options_.experts, k = options_.top_k;
-  const DType stats = precision_.stats;
-  a_.logits = tape.activation("moe.logits", {tokens, e}, stats);
-  a_.scores = tape.activation("moe.scores", {tokens, e}, stats);
-  a_.topk = tape.activation("moe.topk", {tokens, k}, DType::i32);
-  a_.weights = tape.activation("moe.weights", {tokens, k}, stats);
-  a_.counts = tape.activation("moe.counts", {e}, DType::i32);
-  tape.step("moe.router", {a_.x}, {a_.logits}, [this](Tape& p) {
-    linear(p, p.out(a_.logits), cast_to(p, p.in(a_.x), precision_.stats, "moe.x"), router_);
-  });
-  std::vector<ActId> chosen{a_.scores, a_.topk, a_.weights, a_.counts};
-  if (has_cutoff(options_)) {
-    a_.cutoff = tape.activation("moe.cutoff", {tokens}, stats);
-    chosen.push_back(a_.cutoff);
-  }
-  tape.step(
-      "moe.choose",
-      {a_.logits},
-      chosen,
-      [this](Tape& p) {
-        p.run(RouterForward{.scores = p.out(a_.scores),
-                            .topk = p.out(a_.topk),
-                            .weights = p.out(a_.weights),
-                            .cutoff = a_.cutoff.valid() ? p.out(a_.cutoff) : TensorView(),
-                            .counts = p.out(a_.counts),
-                            .logits = p.in(a_.logits),
-                            .bias = p.context().params.buffer(bias_),
-                            .given = given_,
-                            .score = options_.score,
-                            .num_groups = options_.num_groups,
-                            .topk_groups = options_.topk_groups,
-                            .renormalize = options_.renormalize,
-                            .route_scale = options_.route_scale});
-      },
-      StepKind::chooses);
-  if (capacity_ > 0) {
-    a_.kept = tape.activation("moe.kept", {tokens, k}, DType::u8);
-    tape.step(
-        "moe.capacity",
-        {a_.topk, a_.weights},
-        {a_.kept},
-        [this](Tape& p) {
-          p.run(ExpertCapacity{.kept = p.out(a_.kept),
-                               .topk = p.in(a_.topk),
-                               .weights = p.in(a_.weights),
-                               .num_experts = options_.experts,
-                               .capacity = capacity_,
-                               .policy = options_.drop_policy});
-        },
-        StepKind::chooses);
-  }
+  declare_routing(tape, tokens);
+  if (capacity_ > 0) declare_capacity(tape, bounds.tokens);
   // Counters change state, so they are a step of their own that nothing reads: replays never repeat it.
   tape.step(
       "moe.count",
@@ -188,6 +113,18 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
       {},
       [this](Tape& p) { count(p); },
       StepKind::chooses);
+  declare_gathered_choices(tape);
+  if (exchange_ != nullptr) {
+    declare_exchange(tape, bounds);
+  } else {
+    a_.here_topk = a_.all_topk;
+    a_.here_weights = a_.all_weights;
+    tokens_here_ = expert_tokens_;
+    copies_here_ = expert_tokens_ * options_.top_k;
+  }
+  declare_sort(tape);
+  declare_experts(tape, tokens);
+  declare_output(tape, bounds, y);
 }
 
 // The counts of all ranks are waited for behind the shared experts.
@@ -198,22 +135,23 @@ void MoeLayer::declare_exchange(TapeSpec& tape, const Bounds& bounds) {
   plan_ = tape.host_value(
       [this] { return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device())); });
   a_.plan = tape.activation("moe.exchange_plan", {b.plan_bytes}, DType::u8);
-  std::vector<ActId> reads{a_.topk, a_.weights};
-  if (a_.kept.valid()) reads.push_back(a_.kept);
+  std::vector<ActId> reads{a_.all_topk, a_.all_weights};
+  if (a_.all_kept.valid()) reads.push_back(a_.all_kept);
   tape.step(
       "moe.exchange_plan",
       reads,
       {a_.plan},
       [this](Tape& p) {
-        exchange_->begin_plan(plan_of(p),
-                              p.backend(),
-                              p.out(a_.plan),
-                              {.topk = p.in(a_.topk),
-                               .weights = p.in(a_.weights),
-                               .kept = a_.kept.valid() ? p.in(a_.kept) : ConstTensorView()});
+        exchange_->begin_plan(
+            plan_of(p),
+            p.backend(),
+            p.out(a_.plan),
+            {.topk = p.in(a_.all_topk),
+             .weights = p.in(a_.all_weights),
+             .kept = a_.all_kept.valid() ? p.in(a_.all_kept) : ConstTensorView()});
       },
       StepKind::chooses);
-  if (shared_) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  if (shared_) declare_shared(tape, bounds);
   a_.here_topk = tape.activation("moe.here_topk", {b.rows, options_.top_k}, DType::i32);
   a_.here_weights = tape.activation("moe.here_weights", {b.rows, options_.top_k}, precision_.stats);
   a_.here_count = tape.activation("moe.here_count", {1}, DType::i32);
@@ -241,8 +179,8 @@ void MoeLayer::declare_sort(TapeSpec& tape) {
   a_.token_of_row = tape.activation("moe.token_of_row", {copies_here_}, DType::i32);
   std::vector<ActId> reads{a_.here_topk};
   // What was dropped does not travel.
-  const bool drops = a_.kept.valid() && exchange_ == nullptr;
-  if (drops) reads.push_back(a_.kept);
+  const bool drops = a_.all_kept.valid() && exchange_ == nullptr;
+  if (drops) reads.push_back(a_.all_kept);
   if (a_.here_count.valid()) reads.push_back(a_.here_count);
   tape.step(
       "moe.plan",
@@ -253,7 +191,7 @@ void MoeLayer::declare_sort(TapeSpec& tape) {
                            .row_of_assignment = p.out(a_.row_of_assignment),
                            .token_of_row = p.out(a_.token_of_row),
                            .topk = p.in(a_.here_topk),
-                           .kept = drops ? p.in(a_.kept) : ConstTensorView(),
+                           .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
                            .token_count = count_here(p)});
       },
       StepKind::chooses);
@@ -275,11 +213,18 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   } else {
     a_.z = a_.x;
   }
-  a_.here_z = a_.z;
+  a_.all_z = a_.z;
+  if (expert_slices_ != nullptr) {
+    a_.all_z = tape.activation("moe.all_z", {expert_tokens_, l}, compute);
+    tape.step("moe.gather", {a_.z}, {a_.all_z}, [this](Tape& p) {
+      expert_slices_->gather(p.out(a_.all_z), p.in(a_.z), p.stream());
+    });
+  }
+  a_.here_z = a_.all_z;
   if (exchange_ != nullptr) {
     a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
-    tape.step("moe.exchange", {a_.z, a_.plan, a_.here_count}, {a_.here_z}, [this](Tape& p) {
-      exchange_->dispatch(plan_of(p), p.backend(), p.out(a_.here_z), p.in(a_.z));
+    tape.step("moe.exchange", {a_.all_z, a_.plan, a_.here_count}, {a_.here_z}, [this](Tape& p) {
+      exchange_->dispatch(plan_of(p), p.backend(), p.out(a_.here_z), p.in(a_.all_z));
     });
   }
   a_.xs = tape.activation("moe.xs", {rows, l}, compute);
@@ -325,22 +270,34 @@ void MoeLayer::gate_and_activate(Tape& tape) {
 }
 
 void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
-  const std::int64_t tokens = bounds.tokens;
+  const std::int64_t tokens = bounds.own_tokens(),
+                     l = options_.latent > 0 ? options_.latent : options_.hidden;
   const DType compute = precision_.compute;
   const std::vector<ActId> parts{a_.ye, a_.here_weights, a_.row_of_assignment};
   std::vector<ActId> reads = parts;
   if (exchange_ != nullptr) {
-    const std::int64_t l = options_.latent > 0 ? options_.latent : options_.hidden;
     a_.here_u = tape.activation("moe.here_u", {tokens_here_, l}, compute);
     tape.step("moe.combine_here", parts, {a_.here_u}, [this](Tape& p) {
       combine_here(p, p.out(a_.here_u));
     });
     reads = {a_.here_u, a_.plan};
   }
-  const auto combine = [this](Tape& p, ActId u) {
+  const auto combine_all = [this](Tape& p, ActId u) {
     if (exchange_ == nullptr) return combine_here(p, p.out(u));
     exchange_->combine(plan_of(p), p.backend(), p.out(u), p.in(a_.here_u));
   };
+  std::function<void(Tape&, ActId)> combine = combine_all;
+  if (expert_slices_ != nullptr) {
+    a_.all_u = tape.activation("moe.all_u", {expert_tokens_, l}, compute);
+    tape.never_save(a_.all_u);
+    tape.step("moe.combine_all", reads, {a_.all_u}, [this, combine_all](Tape& p) {
+      combine_all(p, a_.all_u);
+    });
+    reads = {a_.all_u};
+    combine = [this](Tape& p, ActId u) {
+      expert_slices_->sum_to_own(p.out(u), p.in(a_.all_u), p.stream());
+    };
+  }
   if (options_.latent > 0) {
     a_.u = tape.activation("moe.u", {tokens, options_.latent}, compute);
     tape.step("moe.combine", reads, {a_.u}, [this, combine](Tape& p) { combine(p, a_.u); });
@@ -359,15 +316,49 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     }
     reads = {a_.un};
   }
-  if (shared_ && exchange_ == nullptr) shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  if (shared_ && exchange_ == nullptr) declare_shared(tape, bounds);
+  if (a_.shared.valid()) reads.push_back(a_.shared);
   tape.step("moe.output", reads, {y}, [this, y, combine](Tape& p) {
     if (options_.latent > 0) {
       linear(p, p.out(y), p.in(a_.un), latent_up_);
     } else {
       combine(p, y);
     }
-    if (shared_) shared_->add_output(p, p.out(y), true);
+    if (a_.shared.valid()) {
+      p.run(Accumulate{.y = p.out(y), .x = p.in(a_.shared)});
+    } else if (shared_) {
+      shared_->add_output(p, p.out(y), true);
+    }
   });
+}
+
+// Where tokens are cut the shared experts see all of them and form this rank's share, like any MLP.
+void MoeLayer::declare_shared(TapeSpec& tape, const Bounds& bounds) {
+  if (slices_ == nullptr) return shared_->declare_inner(tape, bounds, a_.x, "moe.shared_");
+  const Shape all{bounds.tokens, options_.hidden};
+  a_.all_x = tape.activation("moe.shared_gathered", all, precision_.compute);
+  tape.step("moe.shared_gather", {a_.x}, {a_.all_x}, [this](Tape& p) {
+    slices_->gather(p.out(a_.all_x), p.in(a_.x), p.stream());
+  });
+  shared_->declare_inner(tape, bounds, a_.all_x, "moe.shared_");
+  const Shape own{bounds.own_tokens(), options_.hidden};
+  a_.shared = tape.activation("moe.shared_output", own, precision_.compute);
+  tape.never_save(a_.shared);
+  tape.step("moe.shared_down", {shared_->inner()}, {a_.shared}, [this, all](Tape& p) {
+    const TensorView share = p.temp(all, precision_.compute, "moe.shared_share");
+    shared_->add_output(p, share, false);
+    slices_->sum_to_own(p.out(a_.shared), share, p.stream());
+  });
+}
+
+void MoeLayer::backward_shared(Tape& tape, ConstTensorView dy, TensorView dx) {
+  if (slices_ == nullptr) return shared_->backward_into(tape, dy, dx, true);
+  const ConstTensorView all_dy = gathered(tape, *slices_, dy, "d moe.shared_output, all tokens");
+  const TensorView all_dx = tape.temp(all_dy.shape(), precision_.compute, "d moe.shared_gathered"),
+                   own = tape.temp(dx.shape(), precision_.compute, "d moe.shared_x");
+  shared_->backward_into(tape, all_dy, all_dx, false);
+  slices_->sum_to_own(own, all_dx, tape.stream());
+  tape.run(Accumulate{.y = dx, .x = own});
 }
 
 void MoeLayer::combine_here(Tape& tape, TensorView u) const {
@@ -377,55 +368,30 @@ void MoeLayer::combine_here(Tape& tape, TensorView u) const {
   tape.run(op);
 }
 
-RouterLosses MoeLayer::losses(Tape& tape) const {
-  const TensorView scalars = tape.context().step_scalars;
-  RouterLosses r;
-  r.z_weight = options_.z_weight;
-  r.sequence_weight = options_.aux_loss == AuxLoss::sequence ? options_.aux_weight : 0;
-  r.switch_weight = options_.aux_loss == AuxLoss::switch_ ? options_.aux_weight : 0;
-  r.global_weight = options_.aux_loss == AuxLoss::global ? options_.aux_weight : 0;
-  r.cu = tape.sequence().cu;
-  if (frequency_.valid()) r.frequency = tape.context().params.buffer(frequency_);
-  r.tokens = step_scalar(scalars, StepScalar::tokens);
-  r.documents = step_scalar(scalars, StepScalar::documents);
-  return r;
-}
-
-void MoeLayer::count(Tape& tape) {
-  if (!tape.context().training) return;
-  ParameterStore& params = tape.context().params;
-  tape.run(AccumulateCounts{.total = params.buffer(counts_), .counts = tape.in(a_.counts)});
-  if (histogram_.valid()) {
-    tape.run(BalanceHistogram{.histogram = params.buffer(histogram_),
-                              .scores = tape.in(a_.scores),
-                              .cutoff = tape.in(a_.cutoff),
-                              .bias = params.buffer(bias_)});
-  }
-  if (options_.bias_rule == BiasRule::quantile_exact && !margins_.empty()) {
-    const std::int64_t tokens = tape.in(a_.scores).dim(0);
-    tape.run(BalanceMargins{.margins = margins_.rows(margin_rows_, margin_rows_ + tokens),
-                            .scores = tape.in(a_.scores),
-                            .cutoff = tape.in(a_.cutoff)});
-    margin_rows_ += tokens;
-  }
-  if (const RouterLosses r = losses(tape); r.any()) {
-    tape.run(RouterLossForward{.balance_loss = loss_slot(tape.context().losses, Loss::balance),
-                               .z_loss = loss_slot(tape.context().losses, Loss::router_z),
-                               .logits = tape.in(a_.logits),
-                               .scores = tape.in(a_.scores),
-                               .topk = tape.in(a_.topk),
-                               .losses = r});
-  }
-}
-
 // From du [T, l] to dz [T, l]; fills dweights [T, k].
 TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView dweights) {
-  const DType compute = precision_.compute;
+  const DType compute = precision_.compute, stats = precision_.stats;
   const TensorView dz = tape.temp(du.shape(), compute, "d moe.z");
-  if (exchange_ == nullptr) {
-    backward_here(tape, du, dz, dweights);
+  if (expert_slices_ == nullptr) {
+    backward_exchange(tape, du, dz, dweights);
     return dz;
   }
+  const ConstTensorView all_du = gathered(tape, *expert_slices_, du, "d moe.all_u");
+  const TensorView all_dz = tape.temp(all_du.shape(), compute, "d moe.all_z"),
+                   all_dweights =
+                       tape.temp({expert_tokens_, options_.top_k}, stats, "d moe.all_weights");
+  backward_exchange(tape, all_du, all_dz, all_dweights);
+  expert_slices_->sum_to_own(dz, all_dz, tape.stream());
+  expert_slices_->sum_to_own(dweights, all_dweights, tape.stream());
+  return dz;
+}
+
+void MoeLayer::backward_exchange(Tape& tape,
+                                 ConstTensorView du,
+                                 TensorView dz,
+                                 TensorView dweights) {
+  if (exchange_ == nullptr) return backward_here(tape, du, dz, dweights);
+  const DType compute = precision_.compute;
   tape.in(a_.plan);
   const Shape here{tokens_here_, du.dim(1)};
   const TensorView here_du = tape.temp(here, compute, "d moe.here_u"),
@@ -437,7 +403,6 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
   backward_here(tape, here_du, here_dz, here_dweights);
   exchange_->combine(plan, tape.backend(), dz, here_dz);
   exchange_->combine(plan, tape.backend(), dweights, here_dweights);
-  return dz;
 }
 
 // Where the experts are; SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
@@ -509,33 +474,6 @@ void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, Tens
   tape.run(sum);
 }
 
-void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView dx) {
-  const ConstTensorView x = tape.in(a_.x), scores = tape.in(a_.scores);
-  for (const ActId id : {a_.logits, a_.weights, a_.topk})
-    tape.in(id);
-  const Tape::Scope scope(tape);
-  const TensorView dlogits = tape.temp(scores.shape(), precision_.stats, "d moe.logits");
-  const RouterLosses r = losses(tape);
-  tape.run(RouterBackward{.dlogits = dlogits,
-                          .dweights = dweights,
-                          .logits = tape.in(a_.logits),
-                          .scores = scores,
-                          .weights = tape.in(a_.weights),
-                          .topk = tape.in(a_.topk),
-                          .score = options_.score,
-                          .renormalize = options_.renormalize,
-                          .route_scale = options_.route_scale,
-                          .losses = r});
-  const ConstTensorView xs = cast_to(tape, x, precision_.stats, "moe.x");
-  if (dx.dtype() == precision_.stats) {
-    linear_backward(tape, dx, dlogits, xs, router_, true);
-  } else {
-    const TensorView wide = tape.temp(dx.shape(), precision_.stats, "d moe.x");
-    linear_backward(tape, wide, dlogits, xs, router_, false);
-    tape.run(Accumulate{.y = dx, .x = wide});
-  }
-}
-
 void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
   const std::int64_t tokens = dy.dim(0);
   const DType compute = precision_.compute;
@@ -563,7 +501,7 @@ void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
     tape.run(Cast{.y = dx, .x = dz});
   }
   backward_router(tape, dweights, dx);
-  if (shared_) shared_->backward_into(tape, dy, dx, true);
+  if (shared_) backward_shared(tape, dy, dx);
 }
 
 }  // namespace moesaic

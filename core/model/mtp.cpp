@@ -37,7 +37,9 @@ MtpModule::MtpModule(ParameterStore& params,
 }
 
 void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
-  const Shape shape{bounds.tokens, options_.hidden}, row{bounds.tokens};
+  slices_ = bounds.slices;
+  const std::int64_t tokens = bounds.own_tokens();
+  const Shape shape{tokens, options_.hidden}, row{tokens};
   const DType compute = precision_.compute, stats = precision_.stats;
   front_ = std::make_unique<TapeSpec>();
   hidden_ = front_->input("mtp.hidden", shape, compute);
@@ -46,11 +48,12 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   e_inv_rms_ = front_->activation("mtp.e_inv_rms", row, stats);
   hn_ = front_->activation("mtp.h_normed", shape, compute);
   h_inv_rms_ = front_->activation("mtp.h_inv_rms", row, stats);
-  u_ = front_->activation("mtp.u", {bounds.tokens, 2 * options_.hidden}, compute);
+  u_ = front_->activation("mtp.u", {tokens, 2 * options_.hidden}, compute);
   x_ = front_->activation("mtp.x", shape, compute);
   front_->step("mtp.embed", {}, {e_}, [this](Tape& t) {
     const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{.y = t.out(e_), .ids = t.sequence().mtp_tokens, .table = table.view()});
+    t.run(EmbeddingForward{
+        .y = t.out(e_), .ids = own_rows(slices_, t.sequence().mtp_tokens), .table = table.view()});
   });
   const auto norm_step = [this](const char* name, ActId x, ActId y, ActId rho, StorageId weight) {
     front_->step(name, {x}, {y, rho}, [this, x, y, rho, weight](Tape& t) {
@@ -95,7 +98,7 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
         RunContext& c = t.context();
         head_.loss(t,
                    t.in(n_),
-                   {.targets = c.sequence.mtp_targets,
+                   {.targets = own_rows(slices_, c.sequence.mtp_targets),
                     .divisor = step_scalar(c.step_scalars, StepScalar::mtp_divisor),
                     .loss_sum = loss_slot(c.losses, Loss::mtp),
                     .scale = options_.mtp_weight},
@@ -154,7 +157,8 @@ void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) 
                           .weight = we.view(),
                           .inv_rms = t.in(e_inv_rms_)});
     if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{.dtable = dtable, .ids = t.sequence().mtp_tokens, .dy = de});
+      t.run(EmbeddingBackward{
+          .dtable = dtable, .ids = own_rows(slices_, t.sequence().mtp_tokens), .dy = de});
     }
     t.run(RmsNormBackward{.dx = dhidden,
                           .dweight = t.grad(hnorm_),

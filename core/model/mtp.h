@@ -37,6 +37,7 @@ class MtpModule {
  private:
   const ModelOptions options_;
   Precision precision_;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
   StorageId embedding_, eh_proj_, enorm_, hnorm_, norm_;
   const VocabHead& head_;
   std::unique_ptr<DecoderLayer> layer_;

@@ -72,6 +72,11 @@ ParameterSpec vector_spec(
   return s;
 }
 
+ParameterSpec split_over_tp(ParameterSpec spec, int dim) {
+  spec.placement.splits.push_back({Axis::tp, dim});
+  return spec;
+}
+
 std::vector<RowRange> head_blocks(std::int64_t heads, std::initializer_list<std::int64_t> parts) {
   std::vector<RowRange> blocks;
   std::int64_t row = 0;

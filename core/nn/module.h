@@ -1,5 +1,6 @@
 #pragma once
 #include "core/nn/tape.h"
+#include "core/nn/token_slices.h"
 #include "parallel/dispatch/exchange.h"
 
 namespace moesaic {
@@ -10,6 +11,11 @@ struct Bounds {
   std::int64_t sequence = 0;  ///< no document is longer; 0 = T
   /// Carries tokens to the ranks of their experts; null when every rank has all experts. Must outlive what is declared.
   ExpertExchange* exchange = nullptr;
+  /// The runs of tokens along Axis::tp and Axis::etp; null when there is one. Outlive what is declared.
+  const TokenSlices* slices = nullptr;
+  const TokenSlices* expert_slices = nullptr;
+  /// Tokens of this rank outside of what is split over Axis::tp.
+  std::int64_t own_tokens() const { return slices != nullptr ? slices->own(tokens) : tokens; }
   std::int64_t longest() const { return sequence > 0 ? sequence : tokens; }
 };
 
@@ -23,6 +29,9 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
+  /// Whether T are all tokens of the micro-batch even where they are cut (Bounds::slices): y and dx are then this rank's
+  /// shares, to be added up. Otherwise T are the rank's own.
+  virtual bool takes_all_tokens() const { return true; }
   /// Adds steps that read `x` [T, d] and write `y` [T, d], both of compute type.
   virtual void declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) = 0;
   /// dx is overwritten; dy is only read. Called inside Tape::backward().
@@ -59,6 +68,8 @@ ParameterSpec vector_spec(std::string name,
                           Init::Kind init,
                           Part part,
                           StoredAs stored_as = StoredAs::compute);
+/// The same parameter with dimension `dim` split over Axis::tp.
+ParameterSpec split_over_tp(ParameterSpec spec, int dim);
 /// Row blocks of `heads` consecutive heads, each cut into consecutive parts (per-head Muon).
 std::vector<RowRange> head_blocks(std::int64_t heads, std::initializer_list<std::int64_t> parts);
 

@@ -86,6 +86,10 @@ void TapeSpec::always_save(ActId id) {
   activations_[static_cast<std::size_t>(id.index)].pinned = true;
 }
 
+void TapeSpec::never_save(ActId id) {
+  activations_[static_cast<std::size_t>(id.index)].passing = true;
+}
+
 void TapeSpec::plan(const RecomputePolicy& policy) {
   MOESAIC_CHECK(!planned_, "a tape is planned once");
   for (auto& a : activations_) {
@@ -101,7 +105,7 @@ void TapeSpec::plan(const RecomputePolicy& policy) {
                       a.name,
                       steps_[static_cast<std::size_t>(a.producer)].name));
     }
-    a.keep = named && !choice && !a.pinned ? Keep::recompute : Keep::save;
+    a.keep = (named || a.passing) && !choice && !a.pinned ? Keep::recompute : Keep::save;
     if (a.keep == Keep::save) {
       a.offset = slot_bytes_;
       slot_bytes_ += aligned(byte_size(a.dtype) * static_cast<std::size_t>(a.shape.numel()));

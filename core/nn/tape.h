@@ -61,6 +61,8 @@ class TapeSpec {
             StepKind kind = StepKind::compute);
   /// Pins an activation: always saved (the layer's outputs).
   void always_save(ActId id);
+  /// An activation that backward does not read: never saved. Not for what a choosing step writes.
+  void never_save(ActId id);
   /// Decides what is saved and assigns its place in a slot. Throws UsageError when a pattern names an activation that a
   /// choosing step writes, InternalError when a step reads what no earlier step wrote.
   void plan(const RecomputePolicy& policy);
@@ -70,7 +72,8 @@ class TapeSpec {
     std::string name;
     Shape shape;
     DType dtype = DType::f32;
-    bool is_input = false, pinned = false, is_read = false;  // is_read: by a step
+    bool is_input = false, pinned = false, passing = false;
+    bool is_read = false;  // by a step
     Keep keep = Keep::save;
     std::size_t offset = 0;
     int producer = -1;

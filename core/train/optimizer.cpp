@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include <fmt/format.h>
 
@@ -33,8 +34,10 @@ std::int64_t all_members(const ParameterSpec& spec) {
 }
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
-    : params_(params), options_(options) {
+Optimizer::Optimizer(ParameterStore& params,
+                     const OptimizerOptions& options,
+                     const ParameterStore* whole)
+    : params_(params), options_(options), split_(whole != nullptr) {
   const DType master = params.precision().master;
   entries_.resize(params.params().size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -44,12 +47,10 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     for (const auto& [axis, dim] : spec.placement.splits)
       split_ = split_ || params.position().extent(axis) > 1;
   }
-  std::int64_t num_partials = 0;
-  for (std::size_t s = 0; s < params.num_storages(); ++s) {
-    first_slot_.push_back(num_partials);
-    for (const ParamId id : params.params_of(storage_id(s)))
-      num_partials += entry(id).trained ? all_members(params.spec(id)) : 0;
-  }
+  whole_.emplace(params, [&](ParamId id) {
+    return entry(id).trained && entry(id).muon && blocks_here(id).empty();
+  });
+  const std::int64_t num_partials = place_partials(whole != nullptr ? *whole : params);
   allocate_state(master);
   // Phases may freeze any sets of parameters: no two need have been updated equally often.
   const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
@@ -77,6 +78,23 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   member_memory_ = params.allocate(
       static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), "step scalars");
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
+}
+
+// Each trained tensor of the whole model has its place among the partials of the norm, the same one on all ranks.
+std::int64_t Optimizer::place_partials(const ParameterStore& whole) {
+  std::unordered_map<std::string, std::int64_t> first_of;  // by the first parameter of a storage
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < whole.num_storages(); ++s) {
+    const auto ids = whole.params_of(storage_id(s));
+    if (!ids.empty()) first_of[whole.spec(ids.front()).name] = all;
+    for (const ParamId id : ids)
+      all += whole.ever_trained(id) ? all_members(whole.spec(id)) : 0;
+  }
+  for (std::size_t s = 0; s < params_.num_storages(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    first_slot_.push_back(ids.empty() ? 0 : first_of.at(params_.spec(ids.front()).name));
+  }
+  return all;
 }
 
 void Optimizer::allocate_state(DType master) {
@@ -126,6 +144,7 @@ void Optimizer::clear_state() {
 
 std::vector<MemoryUse> Optimizer::memory_use() const {
   return {{"optimizer state", memory_.bytes()},
+          {"whole matrices", whole_->bytes()},
           {"step scalars", small_.bytes() + member_memory_.bytes()}};
 }
 
@@ -232,7 +251,8 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
   const Entry& e = entry(first);
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
   const bool by_blocks = e.muon && options_.muon_per_head && !spec.blocks.empty();
-  if (by_use || by_blocks || !is_uniform(id)) {
+  const bool in_parts = e.muon && whole_->is_split(first);
+  if (by_use || by_blocks || in_parts || !is_uniform(id)) {
     for (const ParamId p : ids) {
       if (!params_.frozen(p)) update_family(backend, p);
     }
@@ -284,26 +304,55 @@ void Optimizer::update_one(Backend& backend,
                            ParamId id,
                            std::int64_t member,
                            ConstTensorView scalars) {
-  const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
+  const std::vector<RowBlock> blocks = blocks_here(id);
+  if (entry(id).muon && whole_->is_split(id) && blocks.empty())
+    return update_split_matrix(backend, id, member, scalars);
+  update_tensors(backend, entry(id), tensors_of(id, member), params_.spec(id), blocks, scalars);
+}
+
+Optimizer::Tensors Optimizer::tensors_of(ParamId id, std::int64_t member) const {
   const State& state = state_of(id);
-  std::vector<RowBlock> blocks;
-  if (options_.muon_per_head) {
-    for (const RowRange& r : spec.blocks)
-      blocks.push_back({r.begin, r.end});
+  return {.master = params_.master(id, member),
+          .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
+          .remainder = params_.remainder(id, member),
+          .gradient = params_.gradient(id, member),
+          .m = params_.part_of(state.m, id, member),
+          .v = params_.part_of(state.v, id, member),
+          .momentum = params_.part_of(state.momentum, id, member)};
+}
+
+// Heads are split whole, so that a rank has whole blocks.
+std::vector<RowBlock> Optimizer::blocks_here(ParamId id) const {
+  std::vector<RowBlock> here;
+  if (!options_.muon_per_head) return here;
+  const LocalBlock& block = params_.block_of_member(id);
+  const std::int64_t begin = block.offset[0], end = begin + block.extent[0];
+  for (const RowRange& r : params_.spec(id).blocks) {
+    if (begin <= r.begin && r.end <= end) here.push_back({r.begin - begin, r.end - begin});
   }
-  update_tensors(
-      backend,
-      entry(id),
-      {.master = params_.master(id, member),
-       .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
-       .remainder = params_.remainder(id, member),
-       .gradient = params_.gradient(id, member),
-       .m = params_.part_of(state.m, id, member),
-       .v = params_.part_of(state.v, id, member),
-       .momentum = params_.part_of(state.momentum, id, member)},
-      spec,
-      blocks,
-      scalars);
+  return here;
+}
+
+void Optimizer::update_split_matrix(Backend& backend,
+                                    ParamId id,
+                                    std::int64_t member,
+                                    ConstTensorView scalars) {
+  const Tensors own = tensors_of(id, member);
+  const auto whole = [&](const TensorView& view, int slot) {
+    return whole_->gather(backend, mesh_, id, view, slot);
+  };
+  const Tensors all{.master = whole(own.master, 0),
+                    .compute = whole(own.compute, 1),
+                    .remainder = whole(own.remainder, 2),
+                    .gradient = whole(own.gradient, 3),
+                    .m = {},
+                    .v = {},
+                    .momentum = whole(own.momentum, 4)};
+  update_tensors(backend, entry(id), all, params_.spec(id), {}, scalars);
+  whole_->keep_own(backend, id, own.master, all.master);
+  whole_->keep_own(backend, id, own.compute, all.compute);
+  whole_->keep_own(backend, id, own.remainder, all.remainder);
+  whole_->keep_own(backend, id, own.momentum, all.momentum);
 }
 
 void Optimizer::update_tensors(Backend& backend,
@@ -348,7 +397,8 @@ void Optimizer::update_tensors(Backend& backend,
             .eps = options_.eps});
 }
 
-void Optimizer::update(Backend& backend) {
+void Optimizer::update(Backend& backend, const Mesh* mesh) {
+  mesh_ = mesh;
   for (std::size_t s = 0; s < states_.size(); ++s)
     update_storage(backend, storage_id(s));
 }
@@ -388,7 +438,7 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
                .kv_b_weight = master(kv),
                .q_remainder = params_.remainder(q, 0),
                .kv_b_remainder = params_.remainder(kv, 0),
-               .max_logit = params_.buffer(layer->max_logit()),
+               .max_logit = layer->max_logit_here(params_),
                .skip = step_scalar(scalars(), StepScalar::skip),
                .dn = o.qk_nope_dim,
                .dr = o.qk_rope_dim,

@@ -8,6 +8,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/model/model.h"
 #include "core/nn/parameter_store.h"
+#include "core/train/whole_matrices.h"
 #include "kernels/ops/muon.h"
 #include "kernels/ops/op.h"
 #include "kernels/ops/step_scalars.h"
@@ -35,7 +36,10 @@ struct OptimizerOptions {
 /// from StepScalars on the device.
 class Optimizer {
  public:
-  Optimizer(ParameterStore& params, const OptimizerOptions& options);
+  /// `whole`: the parameters of all pipeline stages, sealed; null when `params` has them all. Read here only.
+  Optimizer(ParameterStore& params,
+            const OptimizerOptions& options,
+            const ParameterStore* whole = nullptr);
 
   /// lr_scale of a parameter (1 by default), by declaration index; set at the start of a phase.
   void set_lr_scale(ParamId id, double scale) {
@@ -52,7 +56,8 @@ class Optimizer {
   /// norm or one of `guarded` is not finite. `world`: all ranks, which bring their partials together where the layout
   /// splits parameters; may be null for one rank. The order of the sum is that of one rank.
   void clip(Backend& backend, ConstTensorView guarded, Communicator* world = nullptr);
-  void update(Backend& backend);
+  /// `mesh`: all ranks, which put split matrices together for Muon; null for one rank.
+  void update(Backend& backend, const Mesh* mesh = nullptr);
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
   /// Moves the averages of the weights on (ema_decay), after everything that changes weights.
@@ -91,6 +96,7 @@ class Optimizer {
   struct State {
     TensorView m, v, momentum, average;
   };
+  std::int64_t place_partials(const ParameterStore& whole);
   void allocate_state(DType master);
   void clear_state();
   const Entry& entry(ParamId id) const { return entries_[static_cast<std::size_t>(id.index)]; }
@@ -102,6 +108,10 @@ class Optimizer {
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
+  void update_split_matrix(Backend& backend,
+                           ParamId id,
+                           std::int64_t member,
+                           ConstTensorView scalars);
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
@@ -111,6 +121,9 @@ class Optimizer {
                       const ParameterSpec& spec,
                       const std::vector<RowBlock>& blocks,
                       ConstTensorView scalars);
+  Tensors tensors_of(ParamId id, std::int64_t member) const;
+  /// The blocks of a matrix that Muon treats on their own, in the rows of this rank; nothing for whole matrices.
+  std::vector<RowBlock> blocks_here(ParamId id) const;
   void assign_groups();
 
   ParameterStore& params_;
@@ -121,6 +134,8 @@ class Optimizer {
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
+  std::optional<WholeMatrices> whole_;    // those that Muon needs
+  const Mesh* mesh_ = nullptr;            // of the update in progress
   bool split_ = false;                    // some parameter is spread over ranks
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;

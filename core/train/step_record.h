@@ -23,6 +23,10 @@ struct ExpertLoad {
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
 
+/// As bytes, for ranks of one build: appends; reads from `at` on and moves it. Throws InternalError when bytes are missing.
+void write_expert_load(std::string& bytes, const ExpertLoad& load);
+ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at);
+
 /// What one step did, summed or averaged over all ranks. Fields without a value appear in no output.
 struct StepRecord {
   std::int64_t step = 0;                     ///< counted from 1

@@ -12,7 +12,8 @@ namespace moesaic {
 /// What the time of a step goes to, in the order in which plots stack it.
 ///   data           the host waits for the batch
 ///   forward, backward, optimizer  the device's stream; the optimizer with clipping and balancing
-///   communication  the ranks meet before the step, and what is left of the sum of gradients after backward
+///   communication  the ranks meet before the step, what is left of the sum of gradients after backward, and where a stage of
+///                  a pipeline waits for the others
 ///   checkpoint     training waited for a save since the step before; not part of the step's seconds
 ///   other          the rest of the step: zeroing, the host's enqueueing, the copy of the results
 enum class StepPart : std::uint8_t {

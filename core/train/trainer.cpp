@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/base/activity.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/part_scope.h"
@@ -39,7 +40,10 @@ double host_value(ConstTensorView view, std::int64_t i) {
 
 }  // namespace
 
-Trainer::Trainer(Parts parts) : parts_(std::move(parts)), phases_(make_phases(*parts_.config)) {
+Trainer::Trainer(Parts parts)
+    : parts_(std::move(parts)),
+      phases_(make_phases(*parts_.config)),
+      token_groups_(parts_.params->position(), parts_.mesh) {
   check_layout();
   check_data();
   allocate();
@@ -50,6 +54,15 @@ Trainer::~Trainer() {
     backend_->stream().synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
+}
+
+Communicator* Trainer::stage() const {
+  if (parts_.mesh == nullptr) return nullptr;
+  return parts_.mesh->group({Axis::dp, Axis::cp, Axis::tp}).comm();
+}
+
+Communicator* Trainer::stages() const {
+  return parts_.mesh == nullptr ? nullptr : parts_.mesh->group(Axis::pp).comm();
 }
 
 void Trainer::check_layout() const {
@@ -103,6 +116,8 @@ void Trainer::allocate() {
                             .path = parts_.path});
   timer_ = std::make_unique<StepTimer>(backend_->stream());
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
+  for (int i = 0; i < memory_.num_deferred; ++i)
+    deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
   losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
@@ -153,6 +168,7 @@ void Trainer::enter_phase(const Phase& phase) {
   place_batches(phase);
   const MeshPosition& position = parts_.params->position();
   activations_.reset();
+  pipeline_.reset();
   if (position.extent(Axis::ep) > 1) {
     exchange_ = make_expert_exchange(config,
                                      phase,
@@ -161,10 +177,15 @@ void Trainer::enter_phase(const Phase& phase) {
                                      parts_.ranks_per_node,
                                      parts_.mesh->group(Axis::ep).comm());
   }
-  parts_.model->plan({tokens, phase.sequence_length, exchange_.get()}, parts_.recompute);
+  parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
+                     parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-      slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  if (is_pipelined()) {
+    place_pipeline(phase);
+  } else {
+    activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
                                                     phase.index,
@@ -185,7 +206,41 @@ void Trainer::enter_phase(const Phase& phase) {
     parts_.optimizer->set_lr_scale(id, scale);
   }
   choose_balanced(phase);
-  place_margins(tokens * static_cast<std::int64_t>(micro_batches_.size()));
+  place_margins(tokens / position.extent(Axis::tp) *
+                static_cast<std::int64_t>(micro_batches_.size()));
+}
+
+void Trainer::place_pipeline(const Phase& phase) {
+  std::vector<Arena*> deferred;
+  for (const auto& arena : deferred_)
+    deferred.push_back(arena.get());
+  const PipelineLayout layout = pipeline_layout(*parts_.config);
+  const std::int64_t own_tokens =
+      phase.micro_batch_tokens() / parts_.params->position().extent(Axis::tp);
+  pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
+      .model = parts_.model,
+      .params = parts_.params,
+      .backend = &backend_->backend(),
+      .comm = stages(),
+      .mode = parts_.stream_mode,
+      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
+      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
+      .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
+      .transient = transient_.get(),
+      .deferred = deferred,
+      .context = [this](int micro_batch, Arena& arena, WeightGradients& gradients) -> RunContext {
+        const auto& buffers = *micro_batches_[static_cast<std::size_t>(micro_batch)];
+        return {backend_->backend(),
+                *parts_.params,
+                arena,
+                gradients,
+                buffers.sequence(),
+                parts_.optimizer->scalars(),
+                losses_,
+                true,
+                {}};
+      },
+      .timer = timer_.get()});
 }
 
 // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
@@ -195,14 +250,18 @@ void Trainer::place_margins(std::int64_t rank_tokens) {
     if (named.moe->options().bias_rule == BiasRule::quantile_exact) exact.push_back(named.moe);
   }
   if (exact.empty()) return;
-  const std::int64_t experts = exact[0]->options().experts, all = rank_tokens * ranks();
+  const MeshPosition& position = parts_.params->position();
+  const int ranks_of_stage = position.world_size() / position.extent(Axis::pp);
+  const std::int64_t experts = exact[0]->options().experts,
+                     here = position.world_rank() % ranks_of_stage,
+                     all = rank_tokens * ranks_of_stage;
   const DType stats = parts_.params->precision().stats;
   const TensorView margins =
       margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
     const TensorView layer = margins.rows(row, row + 1).reshaped({all, experts});
-    exact[i]->set_margins(layer.rows(rank() * rank_tokens, (rank() + 1) * rank_tokens), layer);
+    exact[i]->set_margins(layer.rows(here * rank_tokens, (here + 1) * rank_tokens), layer);
   }
 }
 
@@ -252,7 +311,10 @@ void Trainer::load_batches(const Phase& phase) {
 BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
   BatchCounts own;
   own.stop_wish = stop_wish;
+  // All stages load the same batches: the first one counts them.
+  if (parts_.params->position().coordinate(Axis::pp) > 0) return over_ranks(own, world());
   for (const auto& m : micro_batches_) {
+    if (!counts_batch()) break;
     own.valid_targets += m->valid_targets();
     own.mtp_targets += m->mtp_targets();
     own.documents += m->documents();
@@ -298,12 +360,14 @@ void Trainer::reduce_over_ranks() {
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
+  if (pipeline_) pipeline_->add_gradients_of_copies();
   world()->all_reduce(losses_, ReduceOp::sum, stream);
+  if (stage() == nullptr) return;
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step || specs[i].reduce == BufferReduce::none) continue;
     const ReduceOp op = specs[i].reduce == BufferReduce::max ? ReduceOp::max : ReduceOp::sum;
-    world()->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
+    stage()->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
   }
 }
 
@@ -362,6 +426,11 @@ bool Trainer::begin_step(std::int64_t& stop_wish) {
 }
 
 void Trainer::forward_backward() {
+  if (pipeline_) {
+    timer_->stream_does(StepPart::communication);
+    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    return reduce_over_ranks();
+  }
   for (const auto& buffers : micro_batches_) {
     RunContext c = context(*buffers, true);
     timer_->stream_does(StepPart::forward);
@@ -383,14 +452,14 @@ StepStats Trainer::finish_step() {
   {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
-    parts_.optimizer->update(backend_->backend());
+    parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     parts_.optimizer->average(backend_->backend());
   }
   {
     const PartScope part(backend_->backend(), "balance");
     update_balance(
-        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), world());
+        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), stage());
   }
   timer_->stream_ends();
   const Phase& phase = phase_of(phases_, step_ + 1);
@@ -415,6 +484,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   parts_.optimizer->download_outcome(stream);
   stream.synchronize();
   if (reduction_) reduction_->synchronize();
+  if (pipeline_) pipeline_->synchronize();
   const Optimizer::Outcome outcome = parts_.optimizer->outcome();
   parts_.optimizer->end_step(outcome);
   const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
@@ -427,7 +497,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.skipped = outcome.skipped;
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
-  stats.experts = expert_loads(experts);
+  stats.experts = of_all_stages(expert_loads(experts));
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
@@ -483,6 +553,22 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
   return loads;
 }
 
+// Every stage knows its own layers; all of them get the list in the order of the model.
+std::vector<ExpertLoad> Trainer::of_all_stages(std::vector<ExpertLoad> own) const {
+  if (!is_pipelined()) return own;
+  std::string bytes;
+  for (const ExpertLoad& load : own)
+    write_expert_load(bytes, load);
+  std::vector<ExpertLoad> all;
+  for (const std::string& from : stages()->all_gather_host(bytes)) {
+    for (std::size_t at = 0; at < from.size();)
+      all.push_back(read_expert_load(from, at));
+  }
+  std::stable_sort(
+      all.begin(), all.end(), [](const auto& a, const auto& b) { return a.layer < b.layer; });
+  return all;
+}
+
 // The sum over the labels of one batch.
 double Trainer::loss_of(const data::Batch& batch) {
   Stream& stream = backend_->stream();
@@ -490,7 +576,14 @@ double Trainer::loss_of(const data::Batch& batch) {
   zero_tensor(losses_, stream);
   buffers.load(batch, stream);
   RunContext c = context(buffers, false);
-  parts_.model->forward(c, *activations_);
+  if (pipeline_) {
+    pipeline_->evaluate(c);
+    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+  } else {
+    parts_.model->forward(c, *activations_);
+  }
+  if (parts_.params->position().extent(Axis::tp) > 1)
+    parts_.mesh->group(Axis::tp).comm()->all_reduce(losses_, ReduceOp::sum, stream);
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
   stream.synchronize();
@@ -507,12 +600,13 @@ EvalStats Trainer::evaluate(bool whole, Progress* progress) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  // With experts on several ranks all of them meet in every forward pass.
+  // With experts on several ranks all of them meet in every forward pass; ranks along tp share each of them.
+  const bool split = parts_.params->position().extent(Axis::tp) > 1;
   return evaluate_windows(
       whole ? *all : *validation_,
       phase.micro_batch_size,
-      world(),
-      exchange_ != nullptr,
+      split ? parts_.mesh->group(Axis::dp).comm() : stage(),
+      exchange_ != nullptr || parts_.params->position().extent(Axis::etp) > 1,
       [this](const data::Batch& batch) { return loss_of(batch); },
       progress);
 }

@@ -165,6 +165,7 @@ bool is_standard(const std::string& name) {
 }
 bool is_system(const std::string& name) {
   static const std::set<std::string> headers{"unistd.h",
+                                             "semaphore.h",
                                              "elf.h",
                                              "link.h",
                                              "fcntl.h",

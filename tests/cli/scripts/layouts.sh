@@ -20,12 +20,25 @@ for hops in 2 3; do
   agree "dp=8,ep=8;dp=8,ep=4" train.global_batch_size=8 dispatch.exchange=hierarchical dispatch.hierarchy=intra_first \
     dispatch.hops=$hops comm.ranks_per_node=2
 done
-for set in optimizer.name=adamw "activations.recompute=[full]" model.balance.bias_rule=quantile_exact model.balance.bias_rule=sign \
+for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=[moe.gate_up]" model.balance.bias_rule=quantile_exact model.balance.bias_rule=sign \
   optimizer.untouched=skip model.capacity_factor=1.0; do
   agree "dp=2,ep=2;dp=4,ep=4" "$set"
 done
-"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" > refused.txt 2>&1 && fail "tensor parallelism is not there yet"
-grep -q "tensor parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
+# Heads, inner widths and those of the experts split, alone and with everything else.
+agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
+for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
+  model.capacity_factor=1.0 "model.mtp={num_nextn_predict_layers: 1}" model.indexer.attention_form=gather \
+  "model.balance={bias_rule: sign, aux_loss: sequence, aux_loss_weight: 0.01}" \
+  "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
+  agree "tp=2;dp=2,tp=2,ep=2,etp=2" "$set"
+done
+# Pipelines with everything else.
+agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
+agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble
+"$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
+grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
+grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
 
 selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
 expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"

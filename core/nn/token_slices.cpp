@@ -1,0 +1,32 @@
+#include "core/nn/token_slices.h"
+
+#include <fmt/format.h>
+
+namespace moesaic {
+
+TokenSlices::TokenSlices(int rank, int size, Communicator* group)
+    : rank_(rank), size_(size), group_(group) {
+  MOESAIC_CHECK(group == nullptr || (group->rank() == rank && group->size() == size),
+                "another group");
+}
+
+std::int64_t TokenSlices::own(std::int64_t tokens) const {
+  MOESAIC_CHECK(tokens % size_ == 0,
+                fmt::format("{} tokens do not divide among {} ranks", tokens, size_));
+  return tokens / size_;
+}
+
+ConstTensorView TokenSlices::own_rows(ConstTensorView whole) const {
+  const std::int64_t n = own(whole.dim(0));
+  return whole.rows(rank_ * n, (rank_ + 1) * n);
+}
+
+void TokenSlices::gather(TensorView whole, ConstTensorView own, Stream& stream) const {
+  if (group_ != nullptr) group_->all_gather(whole, own, stream);
+}
+
+void TokenSlices::sum_to_own(TensorView own, ConstTensorView whole, Stream& stream) const {
+  if (group_ != nullptr) group_->reduce_scatter(own, whole, ReduceOp::sum, stream);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,40 @@
+#pragma once
+#include "core/base/tensor.h"
+#include "memory/stream.h"
+#include "parallel/mesh.h"
+
+namespace moesaic {
+
+/// The tokens of a micro-batch, cut into equal runs over the ranks of a group: rank r holds run r of all of them. What is
+/// the same for every token (norms, residual sums, routing) is computed on a rank's own run. Around a part whose weights
+/// are split over the group (attention by heads, inner widths of an MLP) all ranks gather the whole, form their share of
+/// the output for every token, and each receives the sum of the shares for its own run. Backward of the one is the other.
+/// All ranks of the group call the same in the same order.
+class TokenSlices {
+ public:
+  /// `group`: the ranks, in the order of their runs; null to measure memory, where nothing is ever sent.
+  TokenSlices(int rank, int size, Communicator* group);
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+
+  /// Tokens of a run.
+  std::int64_t own(std::int64_t tokens) const;
+  /// This rank's run of a tensor of all tokens, [tokens, …].
+  ConstTensorView own_rows(ConstTensorView whole) const;
+
+  /// whole [tokens, …] = the runs of all ranks; `own` [tokens / size, …]. Any dtype.
+  void gather(TensorView whole, ConstTensorView own, Stream& stream) const;
+  /// own = this rank's run of the sum over ranks of `whole`, in rank order. f64, f32, bf16 (summed in f32, rounded once).
+  void sum_to_own(TensorView own, ConstTensorView whole, Stream& stream) const;
+
+ private:
+  int rank_, size_;
+  Communicator* group_;
+};
+
+/// The same where tokens may not be cut (null).
+inline ConstTensorView own_rows(const TokenSlices* slices, ConstTensorView whole) {
+  return slices != nullptr ? slices->own_rows(whole) : whole;
+}
+
+}  // namespace moesaic
