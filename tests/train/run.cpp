@@ -11,6 +11,7 @@
 
 #include "core/base/random.h"
 #include "core/base/split_float.h"
+#include "core/checkpoint/boxes.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/from_config.h"
@@ -181,6 +182,20 @@ Snapshot Run::snapshot() {
   }
   trainer->stream().synchronize();
   return all;
+}
+
+void Run::add_to(Snapshot& whole, std::mutex& mutex) {
+  const Snapshot own = snapshot();
+  const std::lock_guard lock(mutex);
+  for (const StateTensor& t : trainer->state()) {
+    std::vector<std::byte>& bytes = whole[t.name];
+    const std::size_t element = byte_size(t.dtype());
+    bytes.resize(static_cast<std::size_t>(t.whole().numel()) * element);
+    Shape begin;
+    begin.rank = t.view.rank();
+    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    copy_box(bytes.data(), whole_box(t.whole()), own.at(t.name).data(), piece, piece, element);
+  }
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {

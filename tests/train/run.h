@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ class Run {
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
   Snapshot snapshot();
+  /// Puts what this rank holds, whole tensors and pieces, into the whole tensors of all ranks; `mutex` guards them.
+  void add_to(Snapshot& whole, std::mutex& mutex);
   /// Fills all state from a snapshot and counters from values, as a restart does.
   void restore(const Snapshot& tensors, const StateValues& values);
 
