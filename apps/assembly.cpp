@@ -117,6 +117,9 @@ Assembly assemble(const config::Config& config,
   }
   std::vector<char> trained(a.params->params().size(), 0);
   if (for_training) trained = ever_trained(make_phases(config), *a.params);
+  if (for_training) {
+    if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
+  }
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),
                        static_cast<int>(config.run.threads));

@@ -61,6 +61,11 @@ class MeshPosition {
   int coordinate(Axis axis) const { return layout_ ? layout_->coordinate(axis, rank_) : 0; }
   /// Whether two lists of axes put this rank into groups of the same ranks.
   bool same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const;
+  /// How many ranks the group along `axes` has, and which of them this one is.
+  struct InGroup {
+    int index = 0, size = 1;
+  };
+  InGroup in_group(const std::vector<Axis>& axes) const;
 
  private:
   std::shared_ptr<const MeshLayout> layout_;

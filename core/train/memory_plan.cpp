@@ -48,6 +48,7 @@ MemoryPlan plan_memory(const config::Config& config,
   ParameterStore params(precision, position);
   Model model(params, model_options(config.model, config.train));
   const std::vector<Phase> phases = make_phases(config);
+  if (auto sharding = state_sharding(config, model)) params.shard_state(*sharding);
   params.seal_pretend(device, ever_trained(phases, params));
   Optimizer optimizer(params, optimizer_options(config.optimizer));
   const StepMemory step = measure_run(config,

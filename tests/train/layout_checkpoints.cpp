@@ -28,16 +28,18 @@ class Folder {
 };
 
 struct Layout {
-  int ranks = 1, ep = 1;
+  int ranks = 1, ep = 1, zero = 1;
 };
-constexpr Layout kLayouts[] = {{1, 1}, {2, 1}, {2, 2}, {3, 1}, {4, 2}, {4, 4}};
+constexpr Layout kLayouts[] = {
+    {1, 1, 1}, {2, 1, 0}, {2, 2, 1}, {3, 1, 1}, {4, 2, 0}, {4, 2, 1}, {4, 4, 1}};
 
 std::string name(const Layout& layout) {
-  return fmt::format("{} rank(s) ep {}", layout.ranks, layout.ep);
+  return fmt::format("{} rank(s) ep {} zero {}", layout.ranks, layout.ep, layout.zero);
 }
 
 config::Config in_layout(std::vector<std::string> overrides, const Layout& layout) {
   overrides.push_back(fmt::format("parallel.ep={}", layout.ep));
+  overrides.push_back(fmt::format("parallel.zero={}", layout.zero));
   return hybrid_config(overrides);
 }
 
@@ -69,16 +71,27 @@ Snapshot contents(const std::vector<std::string>& overrides, const std::filesyst
   return run.snapshot();
 }
 
+// What the kernels of all ranks read, once per name; names of which two ranks see other bytes are put into `wrong`.
+void merge(Snapshot& all, const Snapshot& own, std::string& wrong, std::mutex& mutex) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [tensor, bytes] : own) {
+    const auto [known, is_new] = all.emplace(tensor, bytes);
+    if (!is_new && known->second != bytes) wrong += tensor + " ";
+  }
+}
+
 void check_all_layouts(const std::vector<std::string>& overrides) {
   const Folder folder;
   for (const Layout& from : kLayouts) {
     const auto saved = folder.path() / name(from);
-    Snapshot memory;
+    Snapshot memory, weights;
+    std::string wrong;
     std::mutex mutex;
     run_local_ranks(from.ranks, [&](Communicator& world) {
       Run run(in_layout(overrides, from), &world);
       run.steps(2);
       run.add_to(memory, mutex);
+      merge(weights, run.weights_of_kernels(), wrong, mutex);
       save(run, world, saved);
     });
     const Snapshot written = contents(overrides, saved);
@@ -92,9 +105,11 @@ void check_all_layouts(const std::vector<std::string>& overrides) {
         Run run(in_layout(overrides, to), &world);
         load(run, saved);
         run.add_to(loaded, mutex);
+        merge(weights, run.weights_of_kernels(), wrong, mutex);
         save(run, world, again);
       });
       CHECK(differences(loaded, memory).empty());
+      CHECK(wrong.empty());
       CHECK(differences(contents(overrides, again), written).empty());
     }
   }
