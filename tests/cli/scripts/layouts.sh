@@ -32,6 +32,7 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
   agree "tp=2;dp=2,tp=2,ep=2,etp=2" "$set"
 done
+agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
 # Pipelines with everything else.
 agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
 agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble
