@@ -5,7 +5,6 @@
 #include "core/nn/losses.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/elementwise.h"
-#include "kernels/ops/embedding.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
 #include "kernels/part_scope.h"
@@ -28,16 +27,25 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
   return plan;
 }
 
+namespace {
+
+// [vocabulary, d], over Axis::tp by blocks of words.
+ParameterSpec word_matrix(std::string name, const ModelOptions& options, Part part) {
+  ParameterSpec s = split_over_tp(
+      matrix_spec(std::move(name), options.vocabulary, options.hidden, options.init_std, part), 0);
+  s.matrix = false;  // AdamW (SPEC 7.2)
+  return s;
+}
+
+}  // namespace
+
 Model::Model(ParameterStore& params, const ModelOptions& options)
     : options_(options), precision_(params.precision()) {
   const std::string prefix = options.name_prefix + "model.";
   const std::int64_t d = options.hidden;
-  embedding_ = params.declare([&] {
-    auto s = matrix_spec(
-        prefix + "embed_tokens.weight", options.vocabulary, d, options.init_std, Part::embedding);
-    s.matrix = false;  // AdamW (SPEC 7.2)
-    return s;
-  }());
+  embedding_ = std::make_unique<TokenEmbedding>(
+      params.declare(word_matrix(prefix + "embed_tokens.weight", options, Part::embedding)),
+      params.position());
   const auto residuals = plan_residuals(options);
   for (std::size_t l = 0; l < options.layers.size(); ++l) {
     DecoderLayerOptions o;
@@ -59,20 +67,14 @@ Model::Model(ParameterStore& params, const ModelOptions& options)
   if (options.residual == ResidualKind::attention)
     output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
   norm_ = params.declare(vector_spec(prefix + "norm.weight", d, Init::Kind::ones, Part::norm));
-  if (options.tie_embeddings) {
-    head_weight_ = embedding_;
-  } else {
-    auto s = matrix_spec(options.name_prefix + "lm_head.weight",
-                         options.vocabulary,
-                         d,
-                         options.init_std,
-                         Part::head);
-    s.matrix = false;
-    head_weight_ = params.declare(s);
-  }
-  head_ = std::make_unique<VocabHead>(head_weight_, options.vocabulary, options.head_chunk_rows);
+  const StorageId head_weight =
+      options.tie_embeddings ? embedding_->table()
+                             : params.declare(word_matrix(
+                                   options.name_prefix + "lm_head.weight", options, Part::head));
+  head_ = std::make_unique<VocabHead>(
+      head_weight, options.vocabulary, options.head_chunk_rows, params.position());
   if (options.mtp)
-    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
+    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, *embedding_, *head_);
 }
 
 void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
@@ -81,9 +83,7 @@ void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   x_ = embed_spec_->activation(
       "embedding", {bounds.own_tokens(), options_.hidden}, precision_.compute);
   embed_spec_->step("embedding", {}, {x_}, [this](Tape& t) {
-    const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{
-        .y = t.out(x_), .ids = own_rows(slices_, t.sequence().tokens), .table = table.view()});
+    embedding_->forward(t, slices_, t.sequence().tokens, t.out(x_));
   });
   embed_spec_->always_save(x_);
   embed_spec_->plan(policy);
@@ -143,8 +143,9 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
         RunContext& c = t.context();
         if (c.sequence.targets.empty()) return;  // generation
         head_->loss(t,
+                    slices_,
                     t.in(n_),
-                    {.targets = own_rows(slices_, c.sequence.targets),
+                    {.targets = c.sequence.targets,
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());
@@ -291,11 +292,7 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
     is_final(l);
   }
   batch.embed.backward(context, [&] {
-    Tape& t = batch.embed;
-    if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{
-          .dtable = dtable, .ids = own_rows(slices_, t.sequence().tokens), .dy = dcur});
-    }
+    embedding_->backward(batch.embed, slices_, batch.embed.sequence().tokens, dcur);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/model/decoder_layer.h"
+#include "core/model/embedding.h"
 #include "core/model/head.h"
 #include "core/model/mtp.h"
 #include "core/model/options.h"
@@ -65,11 +66,12 @@ class Model {
   ModelOptions options_;
   Precision precision_;
   const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
-  StorageId embedding_, head_weight_, norm_;
+  StorageId norm_;
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
+  std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;

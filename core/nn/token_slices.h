@@ -32,9 +32,4 @@ class TokenSlices {
   Communicator* group_;
 };
 
-/// The same where tokens may not be cut (null).
-inline ConstTensorView own_rows(const TokenSlices* slices, ConstTensorView whole) {
-  return slices != nullptr ? slices->own_rows(whole) : whole;
-}
-
 }  // namespace moesaic
