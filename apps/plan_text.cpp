@@ -171,13 +171,12 @@ std::string phases(const ModelPlan& plan) {
          table.text();
 }
 
-std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
-  const std::int64_t ranks = loaded.config.parallel.dp.value_or(1);
+std::string rank_memory(const MemoryPlan& memory) {
   return fmt::format(
       "Memory of a rank of {}, by a dry run of its steps on the {} backend; documents of at least "
       "{} "
       "tokens\n{}",
-      ranks,
+      memory.ranks,
       memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
       kPlannedDocument,
       memory.table());
@@ -198,7 +197,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
                                  model.vocab_size);
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
-  if (rank) text += rank_memory(loaded, *rank);
+  if (rank) text += rank_memory(*rank);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";

@@ -43,6 +43,8 @@ grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refu
 grep -q "2 does not divide model.vocab_size (257). Nearest valid: 1, 257; or model.vocab_size: 258" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" plan tiny.yaml parallel.tp=2 model.vocab_size=257 > refused.txt 2>&1 && fail "plan: 257 words for two ranks"
 grep -q "or model.vocab_size: 258" refused.txt || fail "plan gives no reason: $(cat refused.txt)"
+"$moesaic" plan tiny.yaml parallel.tp=2 parallel.ep=4 > plan.txt 2>&1 || { cat plan.txt; fail "no plan"; }
+grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(grep 'Memory of' plan.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
 grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
 
