@@ -37,6 +37,8 @@ agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=
 agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
 agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_heads=4 model.linear_attn_config.num_heads=4 \
   train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
+# The indexer's queries shared out, in its warm-up and after it.
+agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
