@@ -54,6 +54,18 @@ grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(gr
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
 grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
 
+selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
+expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"
+expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
+expect 2 "run.precision=bf16: selftest layouts computes in f64 on the CPU" selftest --ranks 4 run.precision=bf16
+expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
+expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" selftest
+expect 2 "--ranks 2 are threads of one process, and a launcher started 2 processes" \
+  "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml --ranks 2
+[ "$(echo "$out" | grep -c "are threads")" -eq 1 ] || fail "said once per rank: $out"
+expect 0 "layouts agree" env SLURM_JOB_ID=1 SLURM_NTASKS=2 "$moesaic" selftest layouts tiny.yaml --ranks 2 # the shell of a batch job
+set +e # which expect() has set
+
 # Runs with experts on four ranks: whole, stopped and continued, and read by other layouts.
 start() { ranks=$1; shift; "$mpirun" -np "$ranks" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.precision=f64 "$@"; }
 start 4 parallel.ep=4 run.dir=whole > whole.txt 2>&1 || { cat whole.txt; fail "ep 4"; }
