@@ -15,8 +15,6 @@ namespace moesaic::apps {
 /// planned but not trained. Documents count as kPlannedDocument tokens or longer; a run itself looks at its data.
 constexpr std::int64_t kPlannedDocument = 64;
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
-/// Ranks that it is planned for: without parallel.dp as few as the other axes need.
-int planned_ranks(const config::ParallelConfig& parallel);
 
 /// The tables of `moesaic plan`; those of the pipeline where there is one.
 std::string plan_text(const config::LoadedConfig& loaded,

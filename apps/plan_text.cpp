@@ -172,14 +172,13 @@ std::string phases(const ModelPlan& plan) {
 }
 
 std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
-  const auto& parallel = loaded.config.parallel;
   return fmt::format(
       "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at "
       "least "
       "{} "
       "tokens\n{}",
-      planned_ranks(parallel),
-      parallel.pp > 1 ? ", of the stage that needs most" : "",
+      memory.ranks,
+      loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
       memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
       kPlannedDocument,
       memory.table());

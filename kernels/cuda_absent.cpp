@@ -99,6 +99,8 @@ MOESAIC_ABSENT(SparseMlaForward)
 MOESAIC_ABSENT(SplitColumns)
 MOESAIC_ABSENT(SumOfSquares)
 MOESAIC_ABSENT(TopK)
+MOESAIC_ABSENT(VocabBlockCrossEntropy)
+MOESAIC_ABSENT(VocabBlockSums)
 MOESAIC_ABSENT(VocabDivergence)
 #undef MOESAIC_ABSENT
 

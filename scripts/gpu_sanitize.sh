@@ -13,7 +13,7 @@
 #     sparse_mla sparse_mla_plain sparse_mla_sums: dsa
 #     embedding: model    muon newton_schulz: optim, model    indexer_loss indexer_select: dsa    quant_fp8: quant
 #     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare: kda
-#     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_divergence: loss
+#     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_block vocab_divergence: loss
 #   one run of each tensor-core kernel
 #     attention_tiled attention_tiled_dkv attention_tiled_dq attention_tiled_forward grouped_gemm_rows
 #     grouped_gemm_weight grouped_glu_tiled_backward grouped_glu_tiled_forward

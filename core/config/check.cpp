@@ -482,6 +482,12 @@ class Checker {
             parallel.tp,
             "model.moe_intermediate_size",
             model_.num_shared_experts > 0 ? routed_inner() : 0);
+    divides("tp",
+            parallel.tp,
+            "model.vocab_size",
+            model_.vocab_size,
+            fmt::format("; or model.vocab_size: {} (it may be more than the tokenizer has)",
+                        next_multiple(model_.vocab_size, parallel.tp)));
     divides("tp", parallel.tp, "data.sequence_length", config_.data.sequence_length);
     for (std::size_t i = 0; i < config_.train.phases.size(); ++i)
       divides("tp",
@@ -501,14 +507,23 @@ class Checker {
     return model_.num_experts == 0 || model_.first_k_dense_replace > 0 ? model_.intermediate_size
                                                                        : 0;
   }
-  void divides(const char* axis, std::int64_t degree, const std::string& key, std::int64_t size) {
+  static std::int64_t next_multiple(std::int64_t size, std::int64_t of) {
+    return of < 1 ? size : (size + of - 1) / of * of;
+  }
+  /// `or_else`: what else could be done.
+  void divides(const char* axis,
+               std::int64_t degree,
+               const std::string& key,
+               std::int64_t size,
+               const std::string& or_else = "") {
     if (size <= 0 || degree < 1 || size % degree == 0) return;
     add({std::string("parallel.") + axis, key},
-        fmt::format("{} does not divide {} ({}). Nearest valid: {}",
+        fmt::format("{} does not divide {} ({}). Nearest valid: {}{}",
                     degree,
                     key,
                     size,
-                    near_divisors(size, degree)));
+                    near_divisors(size, degree),
+                    or_else));
   }
 
   /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.

@@ -17,7 +17,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
       .between(1, kMaxRanks)
       .default_is("null (ranks / (tp * pp * cp))")
       .also({"data_parallel_size"});
-  f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
+  f("tp",
+    &S::tp,
+    "Tensor-parallel degree of attention, dense and shared experts, and the vocabulary.")
       .between(1, kMaxRanks)
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
   f("pp", &S::pp, "Pipeline stages, which share the layers.")

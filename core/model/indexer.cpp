@@ -41,6 +41,7 @@ void Indexer::rotate(Tape& tape, TensorView x, bool inverse) const {
 void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
   const std::int64_t t = bounds.tokens, h = options_.heads, n = options_.head_dim;
   const DType compute = precision_.compute, stats = precision_.stats;
+  slices_ = bounds.slices;
   x_ = x;
   qa_ = qa.valid() ? qa : x;
   q_ = tape.activation("indexer.q", {t, h, n}, compute);
@@ -76,20 +77,36 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
       "indexer.select",
       {q_, k_, w_},
       {selected_},
-      [this](Tape& p) {
-        p.run(IndexerSelect{.selected = p.out(selected_),
-                            .scores = scores_,
-                            .qi = p.in(q_),
-                            .ki = p.in(k_),
-                            .w = p.in(w_),
-                            .cu_seqlens = p.sequence().cu,
-                            .given = given_});
-      },
+      [this](Tape& p) { select(p); },
       StepKind::chooses);
+}
+
+void Indexer::select(Tape& tape) const {
+  const TensorView selected = tape.out(selected_);
+  IndexerSelect op{.selected = selected,
+                   .scores = scores_,
+                   .qi = tape.in(q_),
+                   .ki = tape.in(k_),
+                   .w = tape.in(w_),
+                   .cu_seqlens = tape.sequence().cu,
+                   .given = given_};
+  if (slices_ == nullptr || !given_.empty() || !scores_.empty()) return tape.run(op);
+  const RowRange rows = own_queries(selected.dim(0));
+  op.query_begin = rows.begin;
+  op.query_end = rows.end;
+  tape.run(op);
+  slices_->gather(selected, selected.rows(rows.begin, rows.end), tape.stream());
+}
+
+RowRange Indexer::own_queries(std::int64_t tokens) const {
+  if (slices_ == nullptr) return {0, tokens};
+  const std::int64_t run = slices_->own(tokens);
+  return {slices_->rank() * run, (slices_->rank() + 1) * run};
 }
 
 void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
   const ConstTensorView q = tape.in(q_), k = tape.in(k_), w = tape.in(w_);
+  const RowRange rows = own_queries(q.dim(0));
   bool trained = false;
   for (const StorageId id : {wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_})
     trained = trained || !tape.grad(id).empty();
@@ -113,12 +130,19 @@ void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
                        .tokens = step_scalar(tape.context().step_scalars, StepScalar::tokens),
                        .dn = attention.qk_nope_dim,
                        .scale = attention.scale,
-                       .weight = options_.kl_weight});
+                       .weight = options_.kl_weight,
+                       .query_begin = rows.begin,
+                       .query_end = rows.end});
   if (!trained) return;
   rotate(tape, dq, true);
-  linear_backward(
-      tape, {}, dq.reshaped({dq.dim(0), dq.dim(1) * dq.dim(2)}), tape.in(qa_), wq_b_, false);
-  linear_backward(tape, {}, dw, tape.in(x_), weights_proj_, false);
+  const auto own = [&](auto all) { return all.rows(rows.begin, rows.end); };
+  linear_backward(tape,
+                  {},
+                  own(dq.reshaped({dq.dim(0), dq.dim(1) * dq.dim(2)})),
+                  own(tape.in(qa_)),
+                  wq_b_,
+                  false);
+  linear_backward(tape, {}, own(dw), own(tape.in(x_)), weights_proj_, false);
   rotate(tape, dk.reshaped({dk.dim(0), 1, dk.dim(1)}), true);
   {
     const WeightLease weight = tape.weight(k_norm_weight_);

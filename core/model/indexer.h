@@ -21,7 +21,8 @@ class Indexer {
     std::int64_t qk_nope_dim = 0;
     double scale = 1;
   };
-  /// Adds the KL to the losses and its gradient to the indexer's parameters. `sparse`: over the selected keys only.
+  /// Adds the KL to the losses and its gradient to the indexer's parameters. `sparse`: over the selected keys only. The ranks
+  /// along Axis::tp share the queries: each adds what its own run of them gives.
   void backward(Tape& tape, const Attention& attention, bool sparse);
 
   void set_given(ConstTensorView given) { given_ = given; }
@@ -30,12 +31,17 @@ class Indexer {
 
  private:
   void rotate(Tape& tape, TensorView x, bool inverse) const;
+  /// The choice of keys; the ranks along Axis::tp share the queries.
+  void select(Tape& tape) const;
+  /// All of them where tokens are not cut.
+  RowRange own_queries(std::int64_t tokens) const;
 
   IndexerOptions options_;
   bool rope_ = false;
   double rope_theta_ = 10000.0;
   Precision precision_;
   StorageId wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_;
+  const TokenSlices* slices_ = nullptr;  // of the micro-batches declared last
   ActId x_, qa_, q_, k_raw_, k_, k_mean_, k_inv_std_, w_, selected_;
   ConstTensorView given_;
   TensorView scores_;

@@ -5,7 +5,6 @@
 #include "core/nn/losses.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/elementwise.h"
-#include "kernels/ops/embedding.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
 #include "kernels/part_scope.h"
@@ -28,6 +27,18 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
   return plan;
 }
 
+namespace {
+
+// [vocabulary, d], over Axis::tp by blocks of words.
+ParameterSpec word_matrix(std::string name, const ModelOptions& options, Part part) {
+  ParameterSpec s = split_over_tp(
+      matrix_spec(std::move(name), options.vocabulary, options.hidden, options.init_std, part), 0);
+  s.matrix = false;  // AdamW (SPEC 7.2)
+  return s;
+}
+
+}  // namespace
+
 Model::Model(ParameterStore& params, const ModelOptions& options, const StageShare& share)
     : options_(options), precision_(params.precision()), residuals_(plan_residuals(options)) {
   final_bank_ = residuals_.empty() ? 0 : residuals_.back().bank_size_after();
@@ -39,15 +50,11 @@ Model::Model(ParameterStore& params, const ModelOptions& options, const StageSha
 }
 
 void Model::declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share) {
-  auto s = matrix_spec(options_.name_prefix + "model.embed_tokens.weight",
-                       options_.vocabulary,
-                       options_.hidden,
-                       options_.init_std,
-                       Part::embedding);
-  s.matrix = false;  // AdamW (SPEC 7.2)
+  ParameterSpec s =
+      word_matrix(options_.name_prefix + "model.embed_tokens.weight", options_, Part::embedding);
   s.has_copy = is_read_again && share.has_first() != share.has_last();
   s.is_copy = !share.has_first();
-  embedding_ = params.declare(s);
+  embedding_ = std::make_unique<TokenEmbedding>(params.declare(s), params.position());
 }
 
 void Model::declare_layers(ParameterStore& params, const StageShare& share) {
@@ -84,20 +91,14 @@ void Model::declare_tail(ParameterStore& params) {
   if (options_.residual == ResidualKind::attention)
     output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
   norm_ = params.declare(vector_spec(prefix + "norm.weight", d, Init::Kind::ones, Part::norm));
-  if (options_.tie_embeddings) {
-    head_weight_ = embedding_;
-  } else {
-    auto s = matrix_spec(options_.name_prefix + "lm_head.weight",
-                         options_.vocabulary,
-                         d,
-                         options_.init_std,
-                         Part::head);
-    s.matrix = false;
-    head_weight_ = params.declare(s);
-  }
-  head_ = std::make_unique<VocabHead>(head_weight_, options_.vocabulary, options_.head_chunk_rows);
+  const StorageId head_weight =
+      options_.tie_embeddings ? embedding_->table()
+                              : params.declare(word_matrix(
+                                    options_.name_prefix + "lm_head.weight", options_, Part::head));
+  head_ = std::make_unique<VocabHead>(
+      head_weight, options_.vocabulary, options_.head_chunk_rows, params.position());
   if (options_.mtp)
-    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options_, embedding_, *head_);
+    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options_, *embedding_, *head_);
 }
 
 std::int64_t Model::snapshots_before(int i) const {
@@ -128,9 +129,7 @@ void Model::plan_embedding(const Bounds& bounds, const RecomputePolicy& policy) 
   x_ = embed_spec_->activation(
       "embedding", {bounds.own_tokens(), options_.hidden}, precision_.compute);
   embed_spec_->step("embedding", {}, {x_}, [this](Tape& t) {
-    const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{
-        .y = t.out(x_), .ids = own_rows(slices_, t.sequence().tokens), .table = table.view()});
+    embedding_->forward(t, slices_, t.sequence().tokens, t.out(x_));
   });
   embed_spec_->always_save(x_);
   embed_spec_->plan(policy);
@@ -186,8 +185,9 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
         RunContext& c = t.context();
         if (c.sequence.targets.empty()) return;  // generation
         head_->loss(t,
+                    slices_,
                     t.in(n_),
-                    {.targets = own_rows(slices_, c.sequence.targets),
+                    {.targets = c.sequence.targets,
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());
@@ -363,11 +363,7 @@ void Model::backward_chunk(RunContext& context,
   }
   if (!c.is_first) return;
   batch.embed->backward(context, [&] {
-    Tape& t = *batch.embed;
-    if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{
-          .dtable = dtable, .ids = own_rows(slices_, t.sequence().tokens), .dy = dcur});
-    }
+    embedding_->backward(*batch.embed, slices_, batch.embed->sequence().tokens, dcur);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/model/decoder_layer.h"
+#include "core/model/embedding.h"
 #include "core/model/head.h"
 #include "core/model/mtp.h"
 #include "core/model/options.h"
@@ -74,7 +75,7 @@ class Model {
   /// Those of this stage.
   std::vector<std::unique_ptr<DecoderLayer>>& layers() noexcept { return layers_; }
   /// The embedding's table, where it is here; invalid elsewhere.
-  StorageId embedding() const noexcept { return embedding_; }
+  StorageId embedding() const noexcept { return embedding_ ? embedding_->table() : StorageId(); }
   /// All mixtures with their layer; the MTP module comes last, as the layer after the others.
   struct NamedMoe {
     std::int64_t layer = 0;
@@ -105,7 +106,7 @@ class Model {
   ModelOptions options_;
   Precision precision_;
   const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
-  StorageId embedding_, head_weight_, norm_;
+  StorageId norm_;
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
   std::vector<LayerResidual> residuals_;  // of the whole model
@@ -114,6 +115,7 @@ class Model {
   std::vector<std::int64_t> numbers_;  // of the layers, in the whole model
   std::int64_t own_tokens_ = 0;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
+  std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;

@@ -73,6 +73,7 @@ MemoryPlan plan_memory(const config::Config& config,
 
   MemoryPlan plan;
   plan.device = device;
+  plan.ranks = ranks;
   plan.parts = params.memory_use();
   const auto state = optimizer.memory_use();
   plan.parts.insert(plan.parts.end(), state.begin(), state.end());

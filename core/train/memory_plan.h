@@ -14,6 +14,7 @@ namespace moesaic {
 /// running the host code of its steps on a dry stream: the code that the run itself sizes its arenas with.
 struct MemoryPlan {
   Device device;
+  int ranks = 1;                  ///< of the layout that it is planned for
   std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
   std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own

@@ -37,6 +37,7 @@
 #include "kernels/ops/short_conv.h"
 #include "kernels/ops/sparse_mla.h"
 #include "kernels/ops/topk.h"
+#include "kernels/ops/vocab_block.h"
 #include "kernels/ops/vocab_loss.h"
 
 namespace moesaic {
@@ -130,6 +131,8 @@ using AllOps = OpList<            //
     SplitColumns,                 //
     SumOfSquares,                 //
     TopK,                         //
+    VocabBlockCrossEntropy,       //
+    VocabBlockSums,               //
     VocabDivergence               //
     >;
 

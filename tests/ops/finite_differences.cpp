@@ -473,6 +473,8 @@ const std::map<std::string, Names> kElsewhere{
      {"attn_res_forward", "attn_res_backward"}},
     {"cross-entropy: gradient with weights, ignored rows and z term by central differences",
      {"cross_entropy"}},
+    {"cross-entropy in blocks of words: gradient by central differences",
+     {"vocab_block_sums", "vocab_block_cross_entropy"}},
     {"divergences: gradients by central differences, zero between equals, masks",
      {"vocab_divergence"}},
     {"gated RMS norm: gradients by central differences, in place too",

@@ -207,6 +207,9 @@ TEST_CASE("config: what tensor parallelism splits must divide") {
   CHECK(contains(found,
                  "parallel.tp: 3 does not divide model.num_attention_heads (2). Nearest valid: 2"));
   CHECK(contains(found, "parallel.tp: 3 does not divide data.sequence_length"));
+  CHECK(contains(report({"parallel.tp=2", "model.vocab_size=257"}),
+                 "parallel.tp: 2 does not divide model.vocab_size (257). Nearest valid: 1, 257; or "
+                 "model.vocab_size: 258"));
 }
 
 TEST_CASE("config: keys of pipelines") {

@@ -35,9 +35,22 @@ done
 agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
 # Pipelines with everything else.
 agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
-agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble
+agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble model.tie_word_embeddings=true
+# The vocabulary split: tied, with MTP, in chunks of the head that are shorter than the group or do not divide a rank's tokens.
+agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=true
+agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
+agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_heads=4 model.linear_attn_config.num_heads=4 \
+  train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
+# The indexer's queries shared out, in its warm-up and after it.
+agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
+grep -q "2 does not divide model.vocab_size (257). Nearest valid: 1, 257; or model.vocab_size: 258" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" plan tiny.yaml parallel.tp=2 model.vocab_size=257 > refused.txt 2>&1 && fail "plan: 257 words for two ranks"
+grep -q "or model.vocab_size: 258" refused.txt || fail "plan gives no reason: $(cat refused.txt)"
+"$moesaic" plan tiny.yaml parallel.tp=2 parallel.ep=4 > plan.txt 2>&1 || { cat plan.txt; fail "no plan"; }
+grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(grep 'Memory of' plan.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
 grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
 
@@ -70,5 +83,23 @@ for other in "1" "2 parallel.ep=2" "4 parallel.ep=2" "4"; do
 done
 "$moesaic" train tiny.yaml run.precision=f64 run.dir=one > one.txt 2>&1 || { cat one.txt; fail "one rank"; }
 start 4 parallel.ep=4 run.dir=back --resume=one@4 > back.txt 2>&1 || { cat back.txt; fail "ep 4 from one rank"; }
+# The same with tensors split: what two ranks saved goes on on one, and is evaluated there to the digits that one rank's run has.
+start 2 parallel.tp=2 run.dir=split > split.txt 2>&1 || { cat split.txt; fail "tp 2"; }
+start 2 parallel.tp=2 run.dir=halves train.steps=8 run.max_minutes=0.00001 > halves.txt 2>&1
+[ $? = 75 ] || { cat halves.txt; fail "no stop of tp 2"; }
+start 2 parallel.tp=2 run.dir=halves --resume=must > halves.txt 2>&1 || { cat halves.txt; fail "no second life of tp 2"; }
+"$moesaic" ckpt diff split/checkpoints/step-00000008 halves/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits by tp 2"; }
+for other in "1" "4 parallel.tp=2 parallel.ep=2"; do
+  # shellcheck disable=SC2086 # several words
+  start $other run.dir=other --resume=split@4 > other.txt 2>&1 || { cat other.txt; fail "$other from tp 2"; }
+  grep -q "step 8/8" other.txt || fail "$other did not finish what tp 2 began"
+  rm -r other
+done
+start 2 parallel.tp=2 run.dir=other --resume=one@4 > other.txt 2>&1 || { cat other.txt; fail "tp 2 from one rank"; }
+perplexity() { "$moesaic" eval "$1" 2>&1 | grep -o "perplexity [0-9.]*" | head -n 1; }
+[ -n "$(perplexity one)" ] && [ "$(perplexity split)" = "$(perplexity one)" ] || fail "perplexity: '$(perplexity split)' by tp 2, '$(perplexity one)' by one rank"
+held_out() { grep "held-out" "$1"; }
+[ "$(held_out split.txt)" = "$(held_out one.txt)" ] || fail "held-out: $(held_out split.txt) by tp 2, $(held_out one.txt) by one rank"
+"$moesaic" generate split --prompt "the cat" --max-new-tokens 5 > sample.txt 2>&1 || { cat sample.txt; fail "no sample from tp 2"; }
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 echo "layouts: all agree"
