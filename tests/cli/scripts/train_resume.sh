@@ -25,7 +25,7 @@ mv elsewhere.txt text.txt
 # What an unfinished run refuses it refuses as well, in the same words; what it accepts it only looks at.
 cp -r before unmarked
 rm unmarked/finished
-for change in parallel.dp=1 parallel.ep=4 parallel.tp=2 parallel.pp=2 data.sequence_length=32 data.valid=nowhere.txt data.tokenizer=nowhere \
+for change in parallel.dp=1 parallel.ep=4 parallel.tp=4 parallel.pp=4 data.sequence_length=32 data.valid=nowhere.txt data.tokenizer=nowhere \
   optimizer.ema_decay=null run.precision=f64 'activations.recompute=[nothing]' debug.nvtx=true; do
   set +e
   run run.dir=unmarked $change > open.txt 2>&1
