@@ -36,6 +36,12 @@ class Indexer {
   double rope_theta_ = 10000.0;
   Precision precision_;
   StorageId wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_;
+  TensorView own_key_gradient(Tape& tape, TensorView all) const;
+
+  // Of the micro-batches declared last.
+  const TokenSlices* context_ = nullptr;
+  std::int64_t keys_ = 0;
+  ActId all_k_;  // of all pieces along Axis::cp
   ActId x_, qa_, q_, k_raw_, k_, k_mean_, k_inv_std_, w_, selected_;
   ConstTensorView given_;
   TensorView scores_;

@@ -44,7 +44,9 @@ MemoryPlan plan_memory(const config::Config& config,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
                        int ranks) {
-  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks), 0);
+  const auto layout = std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks);
+  // Along Axis::cp the last rank sees the most keys.
+  const MeshPosition position(layout, (layout->extent(Axis::cp) - 1) * layout->extent(Axis::tp));
   ParameterStore params(precision, position);
   Model model(params, model_options(config.model, config.train));
   const std::vector<Phase> phases = make_phases(config);

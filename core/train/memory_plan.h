@@ -22,7 +22,7 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-/// Plans a configuration that can be trained, for the first of `ranks` ranks in its layout. `documents`: of every source of
+/// Plans a configuration that can be trained, for that of `ranks` ranks in its layout that needs most. `documents`: of every source of
 /// batches. No device is touched.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,

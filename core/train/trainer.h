@@ -130,6 +130,11 @@ class Trainer {
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
+  /// Which piece of a micro-batch this rank has along Axis::cp.
+  SequenceBuffers::Piece piece() const {
+    const MeshPosition& p = parts_.params->position();
+    return {p.coordinate(Axis::cp), p.extent(Axis::cp)};
+  }
   void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
   BatchCounts count_batches(std::int64_t stop_wish) const;
@@ -140,7 +145,12 @@ class Trainer {
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
   double loss_of(const data::Batch& batch);
-  /// Whether this rank counts the batch that the ranks along Axis::tp share.
+  /// Whether several ranks share a micro-batch.
+  bool splits_batches() const {
+    const MeshPosition& p = parts_.params->position();
+    return p.extent(Axis::cp) * p.extent(Axis::tp) > 1;
+  }
+  /// Whether this rank counts the tokens that the ranks along Axis::tp share.
   bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;
