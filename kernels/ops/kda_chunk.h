@@ -14,7 +14,8 @@ namespace moesaic {
 ///   g           [T, H, K]     acc_t; log decay, <= 0, any size
 ///   beta        [T, H]        acc_t
 ///   s0          [N, H, K, V]  acc_t; initial states; empty = zeros. [1, H, K, V]: of the first document, others zero
-///   s_final     [N, H, K, V]  acc_t; empty = not wanted; may alias s0. [1, H, K, V]: of the last document
+///   s_final     [N, H, K, V]  acc_t; empty = not wanted; may alias s0. [1, H, K, V]: of the last document; then, with several documents,
+///                               no aliasing
 ///   cu_seqlens  [N+1] i32     document boundaries; a document without tokens passes its state
 ///   through saved       [kda_saved_numel(...)] acc_t; empty = backward recomputes it (about one
 ///   more forward)

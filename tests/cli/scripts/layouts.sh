@@ -34,7 +34,7 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
 done
 # Sequences cut into pieces, with documents that cross the cuts, end at them, lie between them.
 perl -e 'srand 3; for my $d (1 .. 300) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. (1 + int rand 14)), "\n\f\n" }' > short.txt
-agree "cp=2;cp=4;dp=2,cp=2;cp=4,ep=2;cp=2,ep=2,etp=2;cp=2,tp=2"
+agree "cp=2;cp=4;dp=2,cp=2;cp=4,ep=2;cp=4,ep=2,etp=2;cp=2,tp=2"
 agree "cp=2;cp=4;cp=8;dp=2,cp=2,tp=2,ep=2,etp=2" data.train=short.txt
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['attn.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
   model.capacity_factor=1.0 "model.mtp={num_nextn_predict_layers: 1}" model.indexer.attention_form=gather train.micro_batch_size=2 \
