@@ -48,6 +48,7 @@ void add_layouts(CLI::App& selftest, Action& action) {
 void add_selftest(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand("selftest", "Checks of the program against itself");
   verb->require_subcommand(1);
+  verb->footer("Example:\n  moesaic selftest layouts configs/quickstart.yaml\n");
   add_layouts(*verb, action);
 }
 
