@@ -91,6 +91,7 @@ void Checkpointing::save_together(bool must) {
 }
 
 void Checkpointing::take_result(const SharedSave::Result& result, bool must) {
+  shown_.reset();
   seconds_ = result.stall + result.seconds;
   if (!result.error.empty()) return failed({result.step, result.error}, must);
   report(result.step, result.stall, result.seconds);
@@ -135,6 +136,7 @@ void Checkpointing::look() {
 // Reports the save in the background if it succeeded; else returns what went wrong. What it throws is not about the save.
 std::optional<Checkpointing::Failure> Checkpointing::take_result() {
   const BackgroundSave::Result result = background_.take_result();
+  shown_.reset();
   seconds_ = stall_ + result.seconds;
   if (result.error == nullptr) {
     report(result.step, stall_, result.seconds);
@@ -191,6 +193,12 @@ void Checkpointing::finish() {
   if (is_new()) write(true);
 }
 
+void Checkpointing::settle() {
+  if (shared_.is_pending()) return take_result(shared_.wait(), false);
+  if (!background_.is_pending()) return;
+  if (const auto failure = take_result()) failed(*failure, false);
+}
+
 void Checkpointing::drain() noexcept {
   try {
     if (!background_.is_pending()) return;
@@ -226,8 +234,12 @@ void Checkpointing::write_on_root(bool must) {
                     r.config_yaml,
                     r.keep_last,
                     r.keep_every,
-                    trainer.stream());
+                    trainer.stream(),
+                    r.max_file_bytes,
+                    r.progress);
+    shown_.reset();
   } catch (const Error& e) {
+    shown_.reset();
     return failed({r.step, e.what()}, must);
   }
   seconds_ = watch.seconds();
@@ -237,24 +249,43 @@ void Checkpointing::write_on_root(bool must) {
 void Checkpointing::report(std::int64_t step, double stall, double seconds) {
   const double bytes = checkpoint_bytes(*parts_.trainer);
   parts_.event("save", step, {{"stall_seconds", stall}, {"seconds", seconds}, {"bytes", bytes}});
-  parts_.say(fmt::format("step {} | save {} | {} stall, written in {}",
+  parts_.say(fmt::format("step {} | save {} | {} stall, written in {}{}",
                          step,
                          checkpoints_of(parts_.loaded->config).string(),
                          short_time(stall),
-                         short_time(seconds)));
+                         short_time(seconds),
+                         amount_and_rate(bytes, seconds)));
 }
 
-SaveRequest Checkpointing::request() const {
+// Begins to show the save.
+SaveRequest Checkpointing::request() {
   const config::Config& config = parts_.loaded->config;
   StateValues values = parts_.trainer->values();
   if (!origin_.empty()) values.texts[kOriginValue] = origin_;
   if (!tokenizer_.empty()) values.texts[kTokenizerValue] = tokenizer_;
+  const std::int64_t step = parts_.trainer->steps_done();
+  shown_ = std::make_unique<ShownProgress>(
+      *parts_.sinks, fmt::format("saving step {}", step), 0, "bytes");
   return {.checkpoints = checkpoints_of(config),
-          .step = parts_.trainer->steps_done(),
+          .step = step,
           .values = std::move(values),
           .config_yaml = config::effective_yaml(*parts_.loaded),
           .keep_last = config.checkpoint.keep_last,
-          .keep_every = config.checkpoint.keep_every};
+          .keep_every = config.checkpoint.keep_every,
+          .progress = counting(**shown_)};
+}
+
+ByteProgress counting(Progress& progress) {
+  return {.total =
+              [&progress](std::uint64_t n) {
+                progress.set_total(progress.done() + static_cast<std::int64_t>(n));
+              },
+          .more = [&progress](std::uint64_t n) { progress.add(static_cast<std::int64_t>(n)); }};
+}
+
+std::string amount_and_rate(double bytes, double seconds) {
+  if (seconds < 1) return {};
+  return fmt::format(" | {:.2f} GiB, {:.2f} GiB/s", bytes / kGiB, bytes / kGiB / seconds);
 }
 
 std::filesystem::path checkpoints_of(const config::Config& config) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "comm/communicator.h"
 #include "core/checkpoint/background_save.h"
 #include "core/config/load.h"
+#include "core/train/run_sink.h"
 #include "core/train/trainer.h"
 
 namespace moesaic::apps {
@@ -26,6 +28,7 @@ class Checkpointing {
     /// An event of the metrics: type, step, numbers.
     std::function<void(const std::string&, std::int64_t, const std::map<std::string, double>&)>
         event;
+    RunSink* sinks = nullptr;  ///< shown how far a save has come
   };
   explicit Checkpointing(Parts parts);
 
@@ -48,6 +51,8 @@ class Checkpointing {
   void finish();
   /// Before the process ends with an error: waits for a save in the background and reports it.
   void drain() noexcept;
+  /// At the end of a run that saves nothing then: waits for a save in the background and reports it, as save() does.
+  void settle();
   /// Time that the last save took, 0 before the first.
   double last_save_seconds() const noexcept { return seconds_; }
 
@@ -69,9 +74,11 @@ class Checkpointing {
   void forget(const Failure& failure);
   void failed(const Failure& failure, bool must);
   void report(std::int64_t step, double stall, double seconds);
-  SaveRequest request() const;
+  SaveRequest request();
 
   Parts parts_;
+  std::unique_ptr<ShownProgress>
+      shown_;  // of the save that is being written; it outlives the writer
   BackgroundSave background_;
   SharedSave shared_;
   std::string origin_, tokenizer_;
@@ -83,6 +90,10 @@ class Checkpointing {
 
 /// RUN_DIR/checkpoints
 std::filesystem::path checkpoints_of(const config::Config& config);
+/// Counts into `progress`, which must live as long.
+ByteProgress counting(Progress& progress);
+/// " | 3.20 GiB, 1.10 GiB/s" for what took a second or more; else nothing.
+std::string amount_and_rate(double bytes, double seconds);
 /// Bytes of a checkpoint of this trainer, its manifest apart.
 double checkpoint_bytes(const Trainer& trainer);
 

@@ -171,12 +171,14 @@ std::string phases(const ModelPlan& plan) {
          table.text();
 }
 
-std::string rank_memory(const MemoryPlan& memory) {
+std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
   return fmt::format(
-      "Memory of a rank of {}, by a dry run of its steps on the {} backend; documents of at least "
+      "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at "
+      "least "
       "{} "
       "tokens\n{}",
       memory.ranks,
+      loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
       memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
       kPlannedDocument,
       memory.table());
@@ -197,7 +199,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
                                  model.vocab_size);
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
-  if (rank) text += rank_memory(*rank);
+  if (rank) text += rank_memory(loaded, *rank);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";

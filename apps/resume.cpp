@@ -1,6 +1,7 @@
 #include "apps/resume.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include <fmt/format.h>
@@ -187,7 +188,11 @@ std::string load_tensors(const ResumeParts& parts,
   Trainer& trainer = *parts.trainer;
   try {
     // The tensors of all ranks were compared with the manifest; a rank reads the files of its own.
-    values = load_checkpoint(checkpoint, trainer.state(), !trainer.is_split(), trainer.stream());
+    values = load_checkpoint(checkpoint,
+                             trainer.state(),
+                             !trainer.is_split(),
+                             trainer.stream(),
+                             counting(*parts.progress));
   } catch (const InputError& e) {
     if (!parts.choice.fallback) throw;
     damage = e.what();
@@ -284,9 +289,16 @@ Continued continue_run(const ResumeParts& parts) {
     require_same_tokenizer(target.folder, parts.tokenizer);
     if (const auto differences =
             checkpoint_differences(target.folder, parts.trainer->state_of_all_ranks(), true);
-        !differences.empty())
-      throw UsageError(misfit_text(target.folder, differences));
+        !differences.empty()) {
+      std::string text = misfit_text(target.folder, differences);
+      if (!result.changes.empty()) text += "\nThese keys were changed:";
+      for (const ConfigChange& c : result.changes)
+        text += "\n  " + text_of(c);
+      throw UsageError(text);
+    }
     StateValues values;
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t read_before = parts.progress->done();
     if (const std::string damage = load_tensors(parts, target.folder, values); !damage.empty()) {
       parts.say(fmt::format("passed over (--fallback): {}", damage));
       unfit.insert(target.folder);
@@ -297,8 +309,12 @@ Continued continue_run(const ResumeParts& parts) {
     std::error_code error;
     result.is_own = fs::equivalent(target.folder.parent_path(), own, error);
     tidy(parts, target);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     parts.say(fmt::format(
-        "continuing from {} (step {})", target.folder.string(), parts.trainer->steps_done()));
+        "continuing from {} (step {}){}",
+        target.folder.string(),
+        parts.trainer->steps_done(),
+        amount_and_rate(static_cast<double>(parts.progress->done() - read_before), took.count())));
     return result;
   }
 }
@@ -347,7 +363,7 @@ void load_start_weights(const ResumeParts& parts) {
     }
     throw UsageError(text);
   }
-  load_checkpoint(target.folder, weights, false, trainer.stream());
+  load_checkpoint(target.folder, weights, false, trainer.stream(), counting(*parts.progress));
   trainer.weights_were_loaded();
   parts.say(fmt::format("weights    of {} (step {}); step, data and optimizer start anew",
                         target.folder.string(),

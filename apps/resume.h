@@ -29,6 +29,7 @@ struct ResumeParts {
   Communicator* host = nullptr;
   Trainer* trainer = nullptr;                   ///< null for finished_checkpoint()
   std::function<void(const std::string&)> say;  ///< a line of the log, on rank 0
+  Progress* progress = nullptr;  ///< of the bytes that are read; null for finished_checkpoint()
 };
 
 struct Continued {

@@ -11,6 +11,8 @@
 
 namespace moesaic {
 
+struct Activity;  // core/base/activity.h
+
 /// max and min pass NaN on: one rank's NaN reaches every rank.
 enum class ReduceOp : std::uint8_t { sum, max, min };
 
@@ -23,6 +25,9 @@ struct CommOptions {
   Reduction reduction = Reduction::ordered;
   /// Longer messages are cut; also what keeps counts inside the `int` of MPI. 1 … 2^30.
   std::int64_t max_message_bytes = std::int64_t{1} << 30;
+  /// Where a rank notes which exchange it is at, for its watchdog; must outlive the communicators. `mpi` only: ranks of one
+  /// process cannot share one.
+  Activity* activity = nullptr;
 };
 
 /// Who sends how many rows to whom. Plain host data; one entry per rank of the group.

@@ -59,6 +59,10 @@ class MeshPosition {
   int world_size() const noexcept { return layout_ ? layout_->world_size() : 1; }
   int extent(Axis axis) const noexcept { return layout_ ? layout_->extent(axis) : 1; }
   int coordinate(Axis axis) const { return layout_ ? layout_->coordinate(axis, rank_) : 0; }
+  /// Whether this rank is the first one of its pipeline stage.
+  bool is_first_of_stage() const {
+    return coordinate(Axis::dp) == 0 && coordinate(Axis::cp) == 0 && coordinate(Axis::tp) == 0;
+  }
   /// Whether two lists of axes put this rank into groups of the same ranks.
   bool same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const;
 

@@ -16,7 +16,7 @@
 #     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_block vocab_divergence: loss
 #   one run of each tensor-core kernel
 #     attention_tiled attention_tiled_dkv attention_tiled_dq attention_tiled_forward grouped_gemm_rows
-#     grouped_gemm_weight
+#     grouped_gemm_weight grouped_glu_tiled_backward grouped_glu_tiled_forward
 #     indexer_gradients_tiled indexer_scores_tiled indexer_target_tiled kda_tiled_gradients kda_tiled_prepare kda_tiled_scan
 #   cases of test_cuda named below
 #     clip exchange kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward

@@ -1,6 +1,7 @@
 #include "apps/eval/run_eval.h"
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -21,6 +22,19 @@ namespace moesaic::apps::eval {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Only what --details wrote is replaced by it: a slip of the pen must not cost the questions, or a file of the run.
+void require_details_or_nothing(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error) || fs::file_size(path, error) == 0) return;
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  std::getline(file, line);
+  if (line.find("\"logp\"") == std::string::npos)
+    throw UsageError(fmt::format(
+        "--details {}: is there and was not written by --details; name another file, or remove it",
+        path.string()));
+}
 
 /// One evaluation, from the point of view of one rank.
 class Evaluation {
@@ -45,8 +59,10 @@ class Evaluation {
     const Phase phase = phase_of_checkpoint(config_, read_manifest(checkpoint_).step);
     const Inputs inputs = open_inputs(arguments_, checkpoint_, config_, phase);
     std::optional<DurableFile> details;  // a path that cannot be written is known before the work
-    if (is_root() && !arguments_.details.empty())
+    if (is_root() && !arguments_.details.empty()) {
+      require_details_or_nothing(arguments_.details);
       details.emplace(arguments_.details, DurableFile::Mode::replace);
+    }
     const auto model = load(device, inputs.windows(phase));
     EvalResult result{.checkpoint = checkpoint_,
                       .step = model->step(),

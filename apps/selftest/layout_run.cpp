@@ -130,9 +130,9 @@ std::vector<Piece> own_weights(const Trainer& trainer,
   std::vector<Piece> own;
   for (const StateTensor& t : trainer.weights()) {
     const auto parameter = spoken.find(t.name);
-    // Buffers are the same on all ranks.
+    // Buffers are the same on all ranks of a stage.
     const bool speaks =
-        parameter == spoken.end() ? params.position().world_rank() == 0 : parameter->second;
+        parameter == spoken.end() ? params.position().is_first_of_stage() : parameter->second;
     if (!speaks) continue;
     Shape begin;
     begin.rank = t.view.rank();

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/config/check.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/phases.h"
 
 namespace moesaic::apps::selftest {
@@ -88,6 +89,8 @@ std::string problem(const config::Config& config, const Layout& layout) {
   const config::Config laid = in_layout(config, layout);
   const auto findings = config::findings(laid);
   if (!findings.empty()) return findings.front().message;
+  const auto pipeline = pipeline_findings(laid);
+  if (!pipeline.empty()) return pipeline.front().message;
   const auto untrainable = config::untrainable(laid);
   if (!untrainable.empty()) return untrainable.front().message;
   for (const Phase& phase : make_phases(laid)) {

@@ -152,17 +152,21 @@ std::string write_checkpoint_part(const fs::path& folder,
                                   const std::string& writer,
                                   std::span<const StateTensor> tensors,
                                   Stream& stream,
-                                  std::uint64_t max_file_bytes) {
+                                  std::uint64_t max_file_bytes,
+                                  const ByteProgress& progress) {
   std::size_t largest = 0;
+  std::uint64_t total = 0;
   std::set<std::string> names;
   for (const auto& t : tensors) {
     MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
     largest = std::max(largest, t.bytes());
+    total += t.bytes();
   }
+  progress.begin(total);
   Staging staging(stream, std::min(largest, kStagingBytes));
   Manifest part;
   for (const auto& file : plan_files(tensors, max_file_bytes, writer))
-    write_data_file(folder, file, staging, part);
+    write_data_file(folder, file, staging, part, progress);
   sync_folder(folder);
   return manifest_text(part);
 }
@@ -210,12 +214,13 @@ void save_checkpoint(const fs::path& checkpoints,
                      std::int64_t keep_last,
                      std::int64_t keep_every,
                      Stream& stream,
-                     std::uint64_t max_file_bytes) {
+                     std::uint64_t max_file_bytes,
+                     const ByteProgress& progress) {
   const fs::path folder =
       begin_checkpoint(checkpoints, step, checkpoint_part_bytes(tensors) + config_yaml.size());
   std::string part;
   try {
-    part = write_checkpoint_part(folder, "", tensors, stream, max_file_bytes);
+    part = write_checkpoint_part(folder, "", tensors, stream, max_file_bytes, progress);
   } catch (...) {
     abandon_checkpoint(folder);
     throw;

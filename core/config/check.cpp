@@ -555,7 +555,7 @@ std::vector<Problem> untrainable(const Config& config) {
   }
   const auto& parallel = config.parallel;
   const std::tuple<const char*, std::int64_t, const char*> axes[] = {
-      {"pp", parallel.pp, "pipeline parallelism"}, {"cp", parallel.cp, "context parallelism"}};
+      {"cp", parallel.cp, "context parallelism"}};
   for (const auto& [key, degree, what] : axes) {
     if (degree > 1)
       problems.push_back({"",

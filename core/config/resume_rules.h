@@ -114,6 +114,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"memory.file_path", OnResume::free, ""},
     {"comm.ranks_per_node", OnResume::logged, kOrder},
     {"comm.watchdog_s", OnResume::free, ""},
+    {"comm.first_step_s", OnResume::free, ""},
     {"comm.reduction", OnResume::logged, ""},
     {"comm.share_gpu", OnResume::free, ""},
 

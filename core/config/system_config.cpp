@@ -22,7 +22,7 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
     "Tensor-parallel degree of attention, dense and shared experts, and the vocabulary.")
       .between(1, kMaxRanks)
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages. More than 1 can be planned, but not trained yet.")
+  f("pp", &S::pp, "Pipeline stages, which share the layers.")
       .between(1, kMaxRanks)
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
@@ -156,10 +156,16 @@ void CommConfig::describe(Fields<CommConfig>& f) {
       .default_is("null (from the launcher)");
   f("watchdog_s",
     &S::watchdog_s,
-    "Time without progress after which the run ends with exit code 124; 0 = never.")
+    "Time in which no rank gets on, after which the run ends with exit code 124 and names the rank "
+    "that is behind; 0 = never. Longer than the time in which mpirun notices a dead link "
+    "(docs/reliability.md).")
       .in(Unit::seconds)
-      .at_least(0)
-      .only_default("the watchdog");
+      .at_least(0);
+  f("first_step_s",
+    &S::first_step_s,
+    "The same for what may take long: starting, loading, saving, and the first step.")
+      .in(Unit::seconds)
+      .at_least(0);
   f("reduction",
     &S::reduction,
     "How gradients of several ranks are added: in the order of the ranks, whatever the size of the "
@@ -188,8 +194,8 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("peak_tflops",
     &S::peak_tflops,
     "Dense peak of a GPU (or of a rank on a CPU) in TFLOP/s, against which the utilisation (MFU) "
-    "is "
-    "counted; null = no MFU.")
+    "is counted; null = the published peak of the GPU where it is known, else no MFU. The header "
+    "says which.")
       .above(0)
       .example("989");
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");

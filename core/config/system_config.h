@@ -70,7 +70,8 @@ struct CheckpointConfig {
 
 struct CommConfig {
   std::optional<std::int64_t> ranks_per_node;  ///< empty = from the launcher
-  double watchdog_s = 0;                       ///< 0 = off
+  double watchdog_s = 120;                     ///< 0 = off
+  double first_step_s = 600;
   ReductionOrder reduction = ReductionOrder::ordered;
   bool share_gpu = false;
   static void describe(Fields<CommConfig>& f);

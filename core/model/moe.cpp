@@ -5,6 +5,7 @@
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
@@ -233,19 +234,8 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
   tape.step("moe.dispatch", {a_.here_z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
     p.run(dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
   });
-  tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up}, [this](Tape& p) {
-    const WeightLease w = p.weight(w13_);
-    p.run(GroupedLinearForward{.y = p.out(a_.gate_up),
-                               .x = p.in(a_.xs),
-                               .w = w.view(),
-                               .offsets = p.in(a_.offsets),
-                               .slot_of_expert = p.context().params.slot_of_member(w13_)});
-  });
-  tape.step("moe.glu", {a_.gate_up, a_.offsets}, {a_.h}, [this](Tape& p) {
-    p.run(GluForward{.h = p.out(a_.h),
-                     .gate_up = p.in(a_.gate_up),
-                     .row_count = rows_in_use(p.in(a_.offsets)),
-                     .activation = options_.activation});
+  tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up, a_.h}, [this](Tape& p) {
+    gate_and_activate(p);
   });
   tape.step("moe.down", {a_.h, a_.offsets}, {a_.ye}, [this](Tape& p) {
     const WeightLease w = p.weight(w2_);
@@ -255,6 +245,28 @@ void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
                                .offsets = p.in(a_.offsets),
                                .slot_of_expert = p.context().params.slot_of_member(w2_)});
   });
+}
+
+// The product is written where backward will read it: kept now, or replayed then, when nobody asks for h.
+void MoeLayer::gate_and_activate(Tape& tape) {
+  const WeightLease w = tape.weight(w13_);
+  const ConstTensorView slots = tape.context().params.slot_of_member(w13_);
+  const TensorView gate_up = tape.is_wanted(a_.gate_up) ? tape.out(a_.gate_up) : TensorView();
+  if (tape.is_wanted(a_.h)) {
+    tape.run(GroupedGluForward{.h = tape.out(a_.h),
+                               .gate_up = gate_up,
+                               .x = tape.in(a_.xs),
+                               .w = w.view(),
+                               .offsets = tape.in(a_.offsets),
+                               .slot_of_expert = slots,
+                               .activation = options_.activation});
+  } else {
+    tape.run(GroupedLinearForward{.y = gate_up,
+                                  .x = tape.in(a_.xs),
+                                  .w = w.view(),
+                                  .offsets = tape.in(a_.offsets),
+                                  .slot_of_expert = slots});
+  }
 }
 
 void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
@@ -406,15 +418,6 @@ void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, Tens
 
   const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
   tape.run(combine_rows_backward(dys, du, tape.in(a_.token_of_row), offsets));
-  const TensorView r = tape.temp({rows, f}, compute, "d moe.h");
-  {
-    const WeightLease w = tape.weight(w2_);
-    tape.run(GroupedLinearBackwardInput{.dx = r,
-                                        .dy = dys,
-                                        .w = w.view(),
-                                        .offsets = offsets,
-                                        .slot_of_expert = params.slot_of_member(w2_)});
-  }
   const TensorView row_weight = tape.temp({rows}, precision_.stats, "moe.row_weight");
   tape.run(RowWeightForward{.row_weight = row_weight,
                             .weights = tape.in(a_.here_weights),
@@ -422,15 +425,20 @@ void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, Tens
   const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
   const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
   const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
-  tape.run(GluBackward{.dgate_up = dgate_up,
-                       .drow_weight = drow_weight,
-                       .h = weighted_h,
-                       .dh = r,
-                       .gate_up = gate_up,
-                       .row_weight = row_weight,
-                       .row_count = rows_in_use(offsets),
-                       .activation = options_.activation,
-                       .weight_h = true});
+  {
+    const WeightLease w = tape.weight(w2_);
+    tape.run(GroupedGluBackward{.dgate_up = dgate_up,
+                                .drow_weight = drow_weight,
+                                .h = weighted_h,
+                                .dy = dys,
+                                .w = w.view(),
+                                .gate_up = gate_up,
+                                .row_weight = row_weight,
+                                .offsets = offsets,
+                                .slot_of_expert = params.slot_of_member(w2_),
+                                .activation = options_.activation,
+                                .weight_h = true});
+  }
   if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
     tape.run_weight_gradient(
         GroupedLinearBackwardWeight{.dw = dw2,

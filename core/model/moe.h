@@ -88,6 +88,7 @@ class MoeLayer : public Module {
   void declare_exchange(TapeSpec& tape, const Bounds& bounds);
   void declare_sort(TapeSpec& tape);
   void declare_experts(TapeSpec& tape, std::int64_t tokens);
+  void gate_and_activate(Tape& tape);
   void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
   RouterLosses losses(Tape& tape) const;
   void count(Tape& tape);

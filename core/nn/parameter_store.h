@@ -79,6 +79,7 @@ struct ParameterSpec {
   std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
   BufferId
       use_counts;  ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
+  bool is_copy = false;  ///< another pipeline stage holds it too and speaks for it
   std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
 };
 
@@ -185,8 +186,10 @@ class ParameterStore {
   /// What this rank holds of every member, in the coordinates of the whole member.
   const LocalBlock& block_of_member(ParamId id) const { return place(id).block; }
   bool holds_whole_members(ParamId id) const { return place(id).block.extent == spec(id).shape; }
-  /// Whether this rank speaks for its block among the ranks of its stage that hold the same.
-  bool speaks_for(ParamId id) const { return moesaic::speaks_for(spec(id).placement, position_); }
+  /// Whether this rank speaks for its block among all ranks that hold the same.
+  bool speaks_for(ParamId id) const {
+    return !spec(id).is_copy && moesaic::speaks_for(spec(id).placement, position_);
+  }
   std::string member_name(ParamId id, std::int64_t member) const;
   /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the master that
   /// the optimizer updates (the same memory when the types agree), the gradient. A split master is weight and remainder

@@ -6,6 +6,7 @@
 
 #include "comm/device_communicator.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
@@ -43,13 +44,22 @@ MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
-                       int ranks) {
-  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks), 0);
+                       int ranks,
+                       int rank) {
+  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks),
+                              rank);
+  const ModelOptions options = model_options(config.model, config.train);
   ParameterStore params(precision, position);
-  Model model(params, model_options(config.model, config.train));
+  Model model(params, options, stage_share(config, position));
   const std::vector<Phase> phases = make_phases(config);
   params.seal_pretend(device, ever_trained(phases, params));
-  Optimizer optimizer(params, optimizer_options(config.optimizer));
+  ParameterStore whole(precision);
+  if (position.extent(Axis::pp) > 1) {
+    const Model declared(whole, options);
+    whole.seal_pretend(device, ever_trained(phases, whole));
+  }
+  Optimizer optimizer(
+      params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
   const StepMemory step = measure_run(config,
                                       phases,
                                       documents,
@@ -71,6 +81,9 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"scratch", step.scratch});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back(
+      {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
+  plan.parts.push_back({"pipeline bundles", step.bundles});
   plan.parts.push_back({"losses", kNumLosses * 8});
   plan.parts.erase(std::remove_if(plan.parts.begin(),
                                   plan.parts.end(),

@@ -23,12 +23,13 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-/// Plans a configuration that can be trained, for the first of `ranks` ranks in its layout. `documents`: of every source of
+/// Plans a configuration that can be trained, for `rank` of `ranks` ranks in its layout. `documents`: of every source of
 /// batches. No device is touched.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
-                       int ranks);
+                       int ranks,
+                       int rank = 0);
 
 }  // namespace moesaic

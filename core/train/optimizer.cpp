@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include <fmt/format.h>
 
@@ -33,8 +34,10 @@ std::int64_t all_members(const ParameterSpec& spec) {
 }
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
-    : params_(params), options_(options) {
+Optimizer::Optimizer(ParameterStore& params,
+                     const OptimizerOptions& options,
+                     const ParameterStore* whole)
+    : params_(params), options_(options), split_(whole != nullptr) {
   const DType master = params.precision().master;
   entries_.resize(params.params().size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -47,12 +50,7 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   whole_.emplace(params, [&](ParamId id) {
     return entry(id).trained && entry(id).muon && blocks_here(id).empty();
   });
-  std::int64_t num_partials = 0;
-  for (std::size_t s = 0; s < params.num_storages(); ++s) {
-    first_slot_.push_back(num_partials);
-    for (const ParamId id : params.params_of(storage_id(s)))
-      num_partials += entry(id).trained ? all_members(params.spec(id)) : 0;
-  }
+  const std::int64_t num_partials = place_partials(whole != nullptr ? *whole : params);
   allocate_state(master);
   // Phases may freeze any sets of parameters: no two need have been updated equally often.
   const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
@@ -80,6 +78,23 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   member_memory_ = params.allocate(
       static_cast<std::size_t>(most * kNumStepScalars) * byte_size(master), "step scalars");
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
+}
+
+// Each trained tensor of the whole model has its place among the partials of the norm, the same one on all ranks.
+std::int64_t Optimizer::place_partials(const ParameterStore& whole) {
+  std::unordered_map<std::string, std::int64_t> first_of;  // by the first parameter of a storage
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < whole.num_storages(); ++s) {
+    const auto ids = whole.params_of(storage_id(s));
+    if (!ids.empty()) first_of[whole.spec(ids.front()).name] = all;
+    for (const ParamId id : ids)
+      all += whole.ever_trained(id) ? all_members(whole.spec(id)) : 0;
+  }
+  for (std::size_t s = 0; s < params_.num_storages(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    first_slot_.push_back(ids.empty() ? 0 : first_of.at(params_.spec(ids.front()).name));
+  }
+  return all;
 }
 
 void Optimizer::allocate_state(DType master) {

@@ -36,7 +36,10 @@ struct OptimizerOptions {
 /// from StepScalars on the device.
 class Optimizer {
  public:
-  Optimizer(ParameterStore& params, const OptimizerOptions& options);
+  /// `whole`: the parameters of all pipeline stages, sealed; null when `params` has them all. Read here only.
+  Optimizer(ParameterStore& params,
+            const OptimizerOptions& options,
+            const ParameterStore* whole = nullptr);
 
   /// lr_scale of a parameter (1 by default), by declaration index; set at the start of a phase.
   void set_lr_scale(ParamId id, double scale) {
@@ -93,6 +96,7 @@ class Optimizer {
   struct State {
     TensorView m, v, momentum, average;
   };
+  std::int64_t place_partials(const ParameterStore& whole);
   void allocate_state(DType master);
   void clear_state();
   const Entry& entry(ParamId id) const { return entries_[static_cast<std::size_t>(id.index)]; }

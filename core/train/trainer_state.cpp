@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -65,6 +66,7 @@ std::vector<StateTensor> Trainer::state() const {
 
 bool Trainer::is_split() const {
   const ParameterStore& params = *parts_.params;
+  if (is_pipelined()) return true;
   return std::any_of(params.params().begin(), params.params().end(), [&](const ParameterSpec& s) {
     return std::any_of(
         s.placement.splits.begin(), s.placement.splits.end(), [&](const Placement::Split& split) {
@@ -82,8 +84,8 @@ std::vector<StateTensor> Trainer::owned_state() const {
     for (std::int64_t e = 0; e < params.members_here(id); ++e)
       of_others.insert(params.member_name(id, e));
   }
-  // What belongs to no parameter is the same on all ranks.
-  const bool is_first = params.position().world_rank() == 0;
+  // What belongs to no parameter is the same on all ranks that have it.
+  const bool is_first = params.position().is_first_of_stage();
   std::set<std::string> buffers;
   for (const BufferSpec& spec : params.buffers())
     buffers.insert(spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name);
@@ -136,6 +138,24 @@ std::string Trainer::data_order() const {
   return text;
 }
 
+namespace {
+
+// Counters of parameters that only other stages have.
+void add_of_other_stages(StateValues& values, Communicator& stages) {
+  std::string own;
+  for (const auto& [name, value] : values.integers)
+    own += fmt::format("{}={}\n", name, value);
+  for (const std::string& from : stages.all_gather_host(own)) {
+    std::istringstream lines(from);
+    for (std::string line; std::getline(lines, line);) {
+      const auto equals = line.find('=');
+      values.integers.emplace(line.substr(0, equals), std::stoll(line.substr(equals + 1)));
+    }
+  }
+}
+
+}  // namespace
+
 StateValues Trainer::values() const {
   StateValues v;
   v.integers["step"] = step_;
@@ -144,6 +164,7 @@ StateValues Trainer::values() const {
   v.integers["consecutive_bad_steps"] = bad_steps_;
   v.texts["data_order"] = data_order();
   parts_.optimizer->save_counters(v);
+  if (is_pipelined()) add_of_other_stages(v, *stages());
   return v;
 }
 

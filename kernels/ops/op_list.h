@@ -17,6 +17,7 @@
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/guard.h"
 #include "kernels/ops/head_linear.h"
 #include "kernels/ops/indexer.h"
@@ -60,6 +61,7 @@ using AllOps = OpList<            //
     BalanceFrequency,             //
     BalanceHistogram,             //
     BalanceMargins,               //
+    ByteChecksum,                 //
     Cast,                         //
     ClipFactor,                   //
     CombineRows,                  //
@@ -83,6 +85,8 @@ using AllOps = OpList<            //
     Gemm,                         //
     GluBackward,                  //
     GluForward,                   //
+    GroupedGluBackward,           //
+    GroupedGluForward,            //
     GroupedLinearBackwardInput,   //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //

@@ -15,7 +15,8 @@ namespace {
 
 std::string text_of(const ExchangeOptions& o) {
   return fmt::format(
-      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}",
+      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}, "
+      "verify {}",
       name(o.method),
       o.grid.nodes,
       o.grid.per_node,
@@ -23,7 +24,8 @@ std::string text_of(const ExchangeOptions& o) {
       o.choices,
       o.max_tokens,
       name(o.weights),
-      o.buffer_factor);
+      o.buffer_factor,
+      o.verify);
 }
 
 void check_options(Communicator* group, const ExchangeOptions& o) {

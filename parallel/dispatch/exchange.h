@@ -24,6 +24,9 @@ struct ExchangeOptions {
   /// Rows that a rank's buffers hold, as a multiple of what it gets on average when all experts are chosen equally often;
   /// 0 = what it can get at most. With fewer rows than come, an exchange takes several passes.
   double buffer_factor = 0;
+  /// Every message is checked by a checksum that its sender made; a damaged one is an InternalError. For looking for
+  /// faults of network and libraries: the host waits in each exchange.
+  bool verify = false;
 };
 
 /// Sizes of the memory that callers provide.

@@ -190,7 +190,65 @@ void ExpertExchange::Impl::move(Backend& backend,
     }
     traffic.add(options.grid.link(rank, p), out, row_bytes);
   }
-  if (group != nullptr) group->exchange(sends, receives, stream);
+  if (group == nullptr) return;
+  group->exchange(sends, receives, stream);
+  if (options.verify) verify(backend, pieces, plan);
+}
+
+void ExpertExchange::Impl::verify(Backend& backend,
+                                  const std::vector<Piece>& pieces,
+                                  const AllToAllPlan& plan) {
+  Stream& stream = stream_of(backend);
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const auto num = static_cast<std::int64_t>(pieces.size());
+  const Shape shape{options.grid.ranks(), num};
+  const TensorView sent = scratch.take(shape, DType::i64, "exchange.sent_sums"),
+                   came = scratch.take(shape, DType::i64, "exchange.sums"),
+                   found = scratch.take(shape, DType::i64, "exchange.found_sums");
+  zero_tensor(sent, stream);
+  zero_tensor(found, stream);
+  const auto sum = [&](const TensorView& sums, int p, std::int64_t i, ConstTensorView rows) {
+    if (p == rank || rows.dim(0) == 0) return;
+    run(backend,
+        ByteChecksum{.sum = sums.rows(p, p + 1).reshaped({num}).rows(i, i + 1), .x = rows});
+  };
+  AllToAllPlan one_each;
+  for (int p = 0; p < options.grid.ranks(); ++p) {
+    const auto at = static_cast<std::size_t>(p);
+    for (std::int64_t i = 0; i < num; ++i) {
+      const Piece& piece = pieces[static_cast<std::size_t>(i)];
+      const std::int64_t s = plan.send_offset[at], r = plan.recv_offset[at];
+      sum(sent, p, i, piece.in.rows(s, s + plan.send_rows[at]));
+      sum(found, p, i, piece.out.rows(r, r + plan.recv_rows[at]));
+    }
+    one_each.send_rows.push_back(1);
+    one_each.recv_rows.push_back(1);
+    one_each.send_offset.push_back(p);
+    one_each.recv_offset.push_back(p);
+  }
+  one_each.row_bytes = num * 8;
+  group->all_to_all(came, sent, one_each, stream);
+  if (stream.mode() == Stream::Mode::dry) return;
+  std::vector<std::int64_t> host(static_cast<std::size_t>(2 * came.numel()));
+  const TensorView copies(reinterpret_cast<std::byte*>(host.data()), DType::i64, {2, came.numel()});
+  copy_tensor(copies.rows(0, 1).reshaped(shape), came, stream);
+  copy_tensor(copies.rows(1, 2).reshaped(shape), found, stream);
+  stream.synchronize();
+  for (int p = 0; p < options.grid.ranks(); ++p) {
+    for (std::int64_t i = 0; i < num; ++i) {
+      const auto at = static_cast<std::size_t>(p * num + i);
+      if (host[at] == host[at + static_cast<std::size_t>(came.numel())]) continue;
+      throw InternalError(
+          fmt::format("{} rows of {} {} that rank {} sent to rank {} ({} exchange) arrived damaged",
+                      plan.recv_rows[static_cast<std::size_t>(p)],
+                      pieces[static_cast<std::size_t>(i)].in.dim(1),
+                      name(pieces[static_cast<std::size_t>(i)].in.dtype()),
+                      p,
+                      rank,
+                      name(options.method)));
+    }
+  }
 }
 
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,

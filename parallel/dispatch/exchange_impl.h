@@ -43,6 +43,8 @@ struct ExpertExchange::Impl {
             const AllToAllPlan& plan,
             Traffic& traffic,
             bool own_is_there = false);
+  /// Compares checksums of all messages of a move with those of their senders; waits.
+  void verify(Backend& backend, const std::vector<Piece>& pieces, const AllToAllPlan& plan);
   /// out = the rows of `in` [hop.rows, width] that come here in a pass of the hop, for all pieces at once.
   void send_rows(const PlanHop& hop,
                  Backend& backend,

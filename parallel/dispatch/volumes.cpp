@@ -157,20 +157,21 @@ MethodChoice choose_method(const NodeGrid& grid,
                     1e3 * expected_seconds(m, grid, experts, choices, tokens, row_bytes, speeds));
   }
   const ExpectedRows rows = expected_rows(choice.method, grid, experts, choices);
-  choice.reason = fmt::format(
-      "{} for {} node{} of {}: {:.2f} rows a token between nodes at {:.3g} GB/s, {:.2f} inside at "
-      "{:.3g} "
-      "GB/s, {:.3g} ms there and back ({})",
-      name(choice.method),
-      grid.nodes,
-      grid.nodes == 1 ? "" : "s",
-      grid.per_node,
-      rows.network,
-      speeds.network / 1e9,
-      rows.node,
-      speeds.node / 1e9,
-      1e3 * best,
-      others);
+  std::string links;
+  if (grid.nodes > 1)
+    links += fmt::format(
+        " {:.2f} rows a token between nodes at {:.3g} GB/s,", rows.network, speeds.network / 1e9);
+  if (grid.per_node > 1)
+    links +=
+        fmt::format(" {:.2f} rows a token inside at {:.3g} GB/s,", rows.node, speeds.node / 1e9);
+  choice.reason = fmt::format("{} for {} node{} of {}:{} {:.3g} ms there and back ({})",
+                              name(choice.method),
+                              grid.nodes,
+                              grid.nodes == 1 ? "" : "s",
+                              grid.per_node,
+                              links,
+                              1e3 * best,
+                              others);
   return choice;
 }
 

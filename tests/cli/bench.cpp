@@ -33,6 +33,10 @@ TEST_CASE("cli: bench ops in every type") {
     CHECK(!contains(output, "adamw"));
   }
   std::string output;
+  CHECK(run("bench ops --only grouped_glu_forward", output) == 0);
+  CHECK(contains(output, "grouped_glu_forward"));
+  CHECK(!contains(output, "backward"));
+  output.clear();
   CHECK(run("bench ops --only no_such_op", output) == 2);
   CHECK(contains(output, "no case's name contains this"));
 }

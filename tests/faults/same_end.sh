@@ -1,7 +1,6 @@
 # Sourced by the fault tests, with MPIRUN MOESAIC WORK_DIR as $1 $2 $3: the tiny run of tests/cli/scripts, and what must hold
 # of its folder after a fault.
 scripts=${0%/*}/../cli/scripts
-. "$scripts/expert_run.sh"
 . "$scripts/tiny_run.sh"
 
 last_step() { printf 'checkpoints/step-%08d' "$steps"; }

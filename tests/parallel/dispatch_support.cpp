@@ -10,7 +10,8 @@ ExchangeOptions options_of(const ExchangeCase& c, ExchangeMethod method, DType s
           .choices = c.choices,
           .max_tokens = c.max_tokens(),
           .weights = stats,
-          .buffer_factor = c.buffer_factor};
+          .buffer_factor = c.buffer_factor,
+          .verify = c.verify};
 }
 DType stats_of(DType compute) {
   return compute == DType::f64 ? DType::f64 : DType::f32;

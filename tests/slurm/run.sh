@@ -26,8 +26,9 @@ for tool in munged slurmctld slurmd sbatch srun perl; do
 done
 
 # A hybrid model, and as many steps as take some ten seconds: longer than until the signal.
+scripts=$source/tests/cli/scripts
 # shellcheck disable=SC1091  # sets the folder, text.txt and tiny.yaml
-source "$source/tests/cli/scripts/tiny_run.sh" mpirun "$moesaic" "$work"
+source "$scripts/tiny_run.sh" mpirun "$moesaic" "$work"
 cluster=
 finish() {
   stop_cluster

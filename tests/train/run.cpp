@@ -240,7 +240,15 @@ bool same_numbers(const StepStats& a, const StepStats& b) {
   };
   const auto x = reals(a), y = reals(b);  // bits, because a skipped step's norm is not a number
   return std::memcmp(x.data(), y.data(), sizeof(x)) == 0 && a.step == b.step &&
-         a.tokens == b.tokens && a.skipped == b.skipped;
+         a.tokens == b.tokens && a.skipped == b.skipped &&
+         std::equal(a.experts.begin(),
+                    a.experts.end(),
+                    b.experts.begin(),
+                    b.experts.end(),
+                    [](const ExpertLoad& m, const ExpertLoad& n) {
+                      return m.layer == n.layer && m.tokens == n.tokens &&
+                             m.bias_min == n.bias_min && m.bias_max == n.bias_max;
+                    });
 }
 
 }  // namespace moesaic::test

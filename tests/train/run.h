@@ -59,7 +59,7 @@ std::string differences(const Snapshot& a, const Snapshot& b, const std::string&
 /// Largest |a - b| over an f64 tensor relative to its largest |b|, over all tensors; integers must agree. The name of the
 /// worst is put into `worst`.
 double largest_relative_error(const Snapshot& a, const Snapshot& b, std::string& worst);
-/// Whether two steps report the same bits (time aside).
+/// Whether two steps report the same bits (time aside), those of every expert's load included.
 bool same_numbers(const StepStats& a, const StepStats& b);
 
 }  // namespace moesaic::test

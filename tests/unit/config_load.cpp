@@ -160,7 +160,7 @@ TEST_CASE("config: unknown keys lead to the right one") {
   CHECK(contains(report_of("train: {learning_rate: 8}\n"), "did you mean optimizer.lr?"));
   CHECK(contains(report_of("seed: 8\n"), "did you mean run.seed?"));
   CHECK(contains(report_of("comm: {zzzzzz: 8}\n"),
-                 "unknown key; known here: ranks_per_node, watchdog_s, reduction, share_gpu"));
+                 "unknown key; known here: ranks_per_node, watchdog_s, first_step_s, reduction, share_gpu"));
   CHECK(contains(report_of("model: {zzzzzz: 8}\n"), "'moesaic explain model' lists the keys"));
   CHECK(contains(report_of("model: {<<: {a: 1}}\n"), "merge keys are not accepted"));
 }

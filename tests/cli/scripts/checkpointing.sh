@@ -7,6 +7,9 @@ set -eu
 run run.dir=behind train.steps=12 checkpoint.every=3 > log.txt
 grep -q 'step 3 | save behind/checkpoints | [0-9.]* s stall, written in [0-9.]* s' log.txt || fail "no times of the save: $(cat log.txt)"
 run run.dir=atonce train.steps=12 checkpoint.every=3 checkpoint.async=false > log.txt
+# A save that is still being written when the last step is done is waited for, and said.
+run run.dir=unended train.steps=6 checkpoint.every=3 checkpoint.save_at_end=false > unended.txt
+grep -q 'step 6 | save unended/checkpoints' unended.txt || fail "the last save is not reported: $(cat unended.txt)"
 for step in 3 6 9 12; do
   for f in model optimizer ema; do
     cmp "behind/checkpoints/step-0000000$step/$f.safetensors" "atonce/checkpoints/step-0000000$step/$f.safetensors" 2> /dev/null ||

@@ -66,6 +66,9 @@ expect 3 "is not a folder" "$moesaic" eval nowhere
 expect 2 "--step 4, but run@8 names step 8" "$moesaic" eval run@8 --step 4
 expect 2 "two are named text" "$moesaic" eval run --data text.txt --data text.txt
 expect 2 "--details is about --choices" "$moesaic" eval run --details d.jsonl
+cp quiz.jsonl kept.jsonl
+expect 2 "was not written by --details" "$moesaic" eval run --choices kept.jsonl --details kept.jsonl
+cmp quiz.jsonl kept.jsonl || fail "the questions were written over"
 expect 4 "nowhere/d.jsonl" "$moesaic" eval run --choices quiz.jsonl --details nowhere/d.jsonl
 expect 2 "give --data NAME=PATH or --choices" "$moesaic" eval run 'data.valid=[]' train.eval_every=0
 expect 2 "did you mean data.valid" "$moesaic" eval run data.vald=text.txt

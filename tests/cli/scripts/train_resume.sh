@@ -20,10 +20,10 @@ mv text.txt elsewhere.txt
 expect 0 "finished   step 8 of 8 was done before, nothing is left to do (run/checkpoints/step-00000008); raise train.steps" run
 case $out in *held-out* | *"model "* | *summary*) fail "a finished run did more than say so: $out" ;; esac
 expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
-expect 0 "was done before" "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" resume run
+expect 0 "was done before" resume run
 expect 2 "trained as another model" run model.hidden_act=silu
 expect 2 "--resume=never" run --resume=never data.train=elsewhere.txt data.valid=elsewhere.txt
-diff -r --exclude=.lock before run || fail "a finished run wrote something"
+diff -r --exclude=.lock --exclude=watchdog before run || fail "a finished run wrote something"
 mv elsewhere.txt text.txt
 # A kill between the last save and the end of the closing evaluation: no mark, or half of one.
 for mark in absent half; do
