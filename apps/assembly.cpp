@@ -149,7 +149,10 @@ Assembly assemble(const config::Config& config,
   a.params = std::make_unique<ParameterStore>(a.precision, position);
   a.model = std::make_unique<Model>(*a.params, options, stage_share(config, position));
   std::vector<char> trained(a.params->params().size(), 0);
-  if (for_training) trained = ever_trained(make_phases(config), *a.params);
+  if (for_training) {
+    trained = ever_trained(make_phases(config), *a.params);
+    if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
+  }
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),
                        static_cast<int>(config.run.threads));

@@ -1,7 +1,9 @@
 #include "apps/rank_agreement.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <optional>
 
 #include <elf.h>
@@ -138,6 +140,28 @@ void require_seen_by_all(Communicator& host,
                    ? ""
                    : fmt::format("there is no {}, which rank 0 has", folder.string()),
                fmt::format("{} must lie on storage that all machines share", what));
+}
+
+void require_one_folder(Communicator& host, const std::filesystem::path& folder) {
+  std::error_code error;
+  std::string name;
+  if (host.rank() == 0) {
+    name = fmt::format(".seen-{}-{}",
+                       ::getpid(),
+                       std::chrono::system_clock::now().time_since_epoch().count());
+    std::ofstream probe(folder / name);
+    if (!probe) throw ResourceError(fmt::format("{}: cannot create a file", folder.string()));
+  }
+  host.broadcast_host(name, 0);
+  const bool is_seen = std::filesystem::exists(folder / name, error);
+  host.barrier();
+  if (host.rank() == 0) std::filesystem::remove(folder / name, error);
+  throw_on_all(host,
+               is_seen ? ""
+                       : fmt::format("run.dir: {} is not the folder that rank 0 writes to",
+                                     std::filesystem::absolute(folder, error).string()),
+               "every rank writes its part of a checkpoint there, so it must lie on storage that all "
+               "machines share (with data parallelism alone, parallel.zero=0 lets rank 0 write all)");
 }
 
 }  // namespace moesaic::apps

@@ -306,6 +306,7 @@ int TrainRun::run() {
   prepare();
   mark_ranges();
   take_lock();
+  if (host_.size() > 1 && trainer_->is_split()) require_one_folder(host_, config().run.dir);
   meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();

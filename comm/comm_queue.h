@@ -24,7 +24,7 @@ class CommQueue {
   /// `work` runs when its turn has come and `stream` has reached this point; later work of `stream`
   /// waits for it. An exception becomes the stream's failure. Nothing happens on a dry stream. If
   /// the stream drops the task because it failed earlier, `work` is skipped. `what`: its operation, group, ranks and bytes.
-  void run_in_stream(Stream& stream, std::function<void()> work, const Exchange& what = {});
+  void run_in_stream(Stream& stream, std::function<void()> work, const Exchange& what);
 
   /// Runs `work` in turn, blocks until it is done, rethrows its exception.
   void run(std::function<void()> work, const Exchange& what = {});

@@ -133,6 +133,14 @@ void AllToAllPlan::check(int group_size, std::size_t in_bytes, std::size_t out_b
   }
 }
 
+void check_bounds(std::span<const std::int64_t> bounds, int group_size, std::int64_t elements) {
+  MOESAIC_CHECK(bounds.size() == static_cast<std::size_t>(group_size) + 1,
+                fmt::format("{} bounds for {} ranks", bounds.size(), group_size));
+  MOESAIC_CHECK(bounds.front() == 0 && bounds.back() == elements &&
+                    std::is_sorted(bounds.begin(), bounds.end()),
+                fmt::format("bounds do not cut {} elements into parts", elements));
+}
+
 void Communicator::send(ConstTensorView in, int peer, Stream& stream) {
   const OutgoingMessage message{in, peer};
   exchange({&message, 1}, {}, stream);
@@ -335,6 +343,60 @@ void HostCommunicator::all_gather(TensorView out, ConstTensorView in, Stream& st
             [&](int) { return bytes; });
       },
       describe("all_gather", static_cast<std::int64_t>(in.bytes())));
+}
+
+void HostCommunicator::reduce_to_owners(TensorView inout,
+                                        std::span<const std::int64_t> bounds,
+                                        ReduceOp op,
+                                        Stream& stream) {
+  check_reducible(inout);
+  check_bounds(bounds, size_, inout.numel());
+  if (size_ == 1 || inout.numel() == 0) return;
+  queue_->run_in_stream(
+      stream,
+      [t = transport_,
+       s = staging_,
+       inout,
+       op,
+       cuts = std::vector<std::int64_t>(bounds.begin(), bounds.end())] {
+        const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+        const std::int64_t piece = kStagingBytes / element / t->size();
+        const auto begin = [&](int p) { return cuts[static_cast<std::size_t>(p)]; };
+        const auto length = [&](int p) { return begin(p + 1) - begin(p); };
+        std::int64_t longest = 0;
+        for (int p = 0; p < t->size(); ++p)
+          longest = std::max(longest, length(p));
+        std::byte* staging =
+            s->reserve(staging_for(std::min(piece, longest) * t->size(), inout.dtype()));
+        // The parts advance together; short ones are done before the others.
+        for (std::int64_t at = 0; at < longest; at += piece) {
+          const auto from = [&](int p) {
+            return inout.data() + (begin(p) + std::min(at, length(p))) * element;
+          };
+          PieceReducer{*t, staging, inout.dtype(), op}(from(t->rank()), from, [&](int p) {
+            return std::clamp<std::int64_t>(length(p) - at, 0, piece);
+          });
+        }
+      },
+      describe("reduce_to_owners", static_cast<std::int64_t>(inout.bytes())));
+}
+
+void HostCommunicator::gather_from_owners(TensorView inout,
+                                          std::span<const std::int64_t> bounds,
+                                          Stream& stream) {
+  check_host(inout, "gathered tensor");
+  check_bounds(bounds, size_, inout.numel());
+  if (size_ == 1 || inout.numel() == 0) return;
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, inout, cuts = std::vector<std::int64_t>(bounds.begin(), bounds.end())] {
+        const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+        const auto offset = [&](int p) { return cuts[static_cast<std::size_t>(p)] * element; };
+        gather_blocks(*t, inout.data(), inout.data() + offset(t->rank()), offset, [&](int p) {
+          return offset(p + 1) - offset(p);
+        });
+      },
+      describe("gather_from_owners", static_cast<std::int64_t>(inout.bytes())));
 }
 
 void HostCommunicator::all_to_all(TensorView out,

@@ -78,6 +78,13 @@ class HostCommunicator : public Communicator {
   void all_reduce(TensorView inout, ReduceOp op, Stream& stream) override;
   void reduce_scatter(TensorView out, ConstTensorView in, ReduceOp op, Stream& stream) override;
   void all_gather(TensorView out, ConstTensorView in, Stream& stream) override;
+  void reduce_to_owners(TensorView inout,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& stream) override;
+  void gather_from_owners(TensorView inout,
+                          std::span<const std::int64_t> bounds,
+                          Stream& stream) override;
   void all_to_all(TensorView out,
                   ConstTensorView in,
                   const AllToAllPlan& plan,

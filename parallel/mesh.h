@@ -65,6 +65,11 @@ class MeshPosition {
   }
   /// Whether two lists of axes put this rank into groups of the same ranks.
   bool same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const;
+  /// How many ranks the group along `axes` has, and which of them this one is.
+  struct InGroup {
+    int index = 0, size = 1;
+  };
+  InGroup in_group(const std::vector<Axis>& axes) const;
 
  private:
   std::shared_ptr<const MeshLayout> layout_;

@@ -158,6 +158,73 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  void reduce_to_owners(TensorView inout,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& stream) override {
+    check_device(inout, exchange_->device(), "reduced tensor");
+    const ncclDataType_t type = nccl_type(inout.dtype());
+    check_bounds(bounds, size_, inout.numel());
+    if (size_ == 1 || inout.numel() == 0) return;
+    const auto begin = [&](int p) { return bounds[static_cast<std::size_t>(p)]; };
+    const auto length = [&](int p) { return begin(p + 1) - begin(p); };
+    const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+    in_stream(stream, describe("reduce_to_owners", inout.bytes()), [&] {
+      if (exchange_->reduction() == Reduction::library) {
+        MOESAIC_NCCL(ncclGroupStart());
+        for (int p = 0; p < size_; ++p) {
+          std::byte* const part = inout.data() + begin(p) * element;
+          if (length(p) > 0)
+            MOESAIC_NCCL(ncclReduce(part,
+                                    part,
+                                    static_cast<std::size_t>(length(p)),
+                                    type,
+                                    nccl_op(op),
+                                    p,
+                                    comm_,
+                                    exchange_->get()));
+        }
+        MOESAIC_NCCL(ncclGroupEnd());
+        return;
+      }
+      const std::int64_t piece = kStagingBytes / 2 / element / size_;
+      std::int64_t longest = 0;
+      for (int p = 0; p < size_; ++p)
+        longest = std::max(longest, length(p));
+      // The parts advance together; short ones are done before the others.
+      for (std::int64_t at = 0; at < longest; at += piece) {
+        const auto from = [&](int p) {
+          return inout.data() + (begin(p) + std::min(at, length(p))) * element;
+        };
+        reduce_piece(
+            from(rank_),
+            from,
+            [&](int p) { return std::clamp<std::int64_t>(length(p) - at, 0, piece); },
+            inout.dtype(),
+            op);
+      }
+    });
+  }
+
+  void gather_from_owners(TensorView inout,
+                          std::span<const std::int64_t> bounds,
+                          Stream& stream) override {
+    check_device(inout, exchange_->device(), "gathered tensor");
+    check_bounds(bounds, size_, inout.numel());
+    if (size_ == 1 || inout.numel() == 0) return;
+    const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+    const auto offset = [&](int p) { return bounds[static_cast<std::size_t>(p)] * element; };
+    in_stream(stream, describe("gather_from_owners", inout.bytes()), [&] {
+      exchange_blocks(
+          [&](int) {
+            return Block{inout.data() + offset(rank_), offset(rank_ + 1) - offset(rank_)};
+          },
+          [&](int p) {
+            return MutableBlock{inout.data() + offset(p), offset(p + 1) - offset(p)};
+          });
+    });
+  }
+
   void all_to_all(TensorView out,
                   ConstTensorView in,
                   const AllToAllPlan& plan,

@@ -34,6 +34,13 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
       .between(1, kMaxRanks)
       .also({"expert_tensor_parallel_size"});
+  f("zero",
+    &S::zero,
+    "Optimizer state, masters and averages of the weights: 1 shards them over the ranks that sum a "
+    "gradient (ZeRO-1: each updates its share, weights are gathered), 0 keeps them whole on each. "
+    "The updates are the same.")
+      .between(0, 1)
+      .also({"use_distributed_optimizer", "zero_stage"});
   f("schedule",
     &S::schedule,
     "Pipeline schedule, of effect with pp above 1: a backward as soon as one is ready (1f1b), the "

@@ -19,6 +19,7 @@ struct ParallelConfig {
   std::int64_t cp = 1;
   std::int64_t ep = 1;
   std::int64_t etp = 1;
+  std::int64_t zero = 1;  ///< 1: optimizer state is sharded over the ranks that sum a gradient
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::optional<std::int64_t> chunks;  ///< of a stage; empty = chunks_per_stage()
   std::vector<std::int64_t> layers;    ///< of each chunk; empty = balanced by cost

@@ -44,15 +44,16 @@ Model::Model(ParameterStore& params, const ModelOptions& options, const StageSha
   final_bank_ = residuals_.empty() ? 0 : residuals_.back().bank_size_after();
   const bool reads_table_again = options.tie_embeddings || options.mtp;
   if (share.has_first() || (share.has_last() && reads_table_again))
-    declare_embedding(params, !share.has_first());
+    declare_embedding(params, reads_table_again, share);
   declare_layers(params, share);
   if (share.has_last()) declare_tail(params);
 }
 
-void Model::declare_embedding(ParameterStore& params, bool is_copy) {
+void Model::declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share) {
   ParameterSpec s =
       word_matrix(options_.name_prefix + "model.embed_tokens.weight", options_, Part::embedding);
-  s.is_copy = is_copy;
+  s.has_copy = is_read_again && share.has_first() != share.has_last();
+  s.is_copy = !share.has_first();
   embedding_ = std::make_unique<TokenEmbedding>(params.declare(s), params.position());
 }
 

@@ -93,7 +93,7 @@ class Model {
     bool is_first = false, is_last = false;
   };
   const Chunk& chunk(int i) const { return chunks_[static_cast<std::size_t>(i)]; }
-  void declare_embedding(ParameterStore& params, bool is_copy);
+  void declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share);
   void declare_layers(ParameterStore& params, const StageShare& share);
   void declare_tail(ParameterStore& params);
   void plan_embedding(const Bounds& bounds, const RecomputePolicy& policy);

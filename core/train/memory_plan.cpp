@@ -52,6 +52,7 @@ MemoryPlan plan_memory(const config::Config& config,
   ParameterStore params(precision, position);
   Model model(params, options, stage_share(config, position));
   const std::vector<Phase> phases = make_phases(config);
+  if (auto sharding = state_sharding(config, model)) params.shard_state(*sharding);
   params.seal_pretend(device, ever_trained(phases, params));
   ParameterStore whole(precision);
   if (position.extent(Axis::pp) > 1) {

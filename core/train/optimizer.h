@@ -31,7 +31,8 @@ struct OptimizerOptions {
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
 };
 
-/// Updates all trained parameters of a store (SPEC section 7). It sees logical tensors only: experts one by one, gate
+/// Updates all trained parameters of a store (SPEC section 7), or this rank's share of them when the store's state is
+/// sharded: the weights of the others come with GradientReduction::gather_weights(). It sees logical tensors only: experts one by one, gate
 /// and up projections apart. State lives in the master type. All of a step is enqueued; whether it is skipped is read
 /// from StepScalars on the device.
 class Optimizer {
@@ -76,7 +77,7 @@ class Optimizer {
   /// Counts an update; call with what read_outcome() said.
   void end_step(const Outcome& outcome);
 
-  /// State for checkpoints; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
+  /// State for checkpoints, this rank's pieces of it where it is sharded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
   /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
@@ -104,7 +105,8 @@ class Optimizer {
     return states_[static_cast<std::size_t>(params_.storage_of(id).index)];
   }
   bool is_uniform(StorageId id) const;
-  void sum_squares(Backend& backend, StorageId id, TensorView partials);
+  void sum_squares(Backend& backend, StorageId id);
+  TensorView partials_of(StorageId id, std::int64_t first, std::int64_t count) const;
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
@@ -136,13 +138,15 @@ class Optimizer {
   Buffer host_, member_memory_;
   std::optional<WholeMatrices> whole_;    // those that Muon needs
   const Mesh* mesh_ = nullptr;            // of the update in progress
-  bool split_ = false;                    // some parameter is spread over ranks
+  bool split_ = false;                    // some parameter, or its state, is spread over ranks
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;
   std::int64_t updates_ = 0;
 };
 
-/// Where this rank's block of every member of a parameter lies; nothing when it holds whole members.
-std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params, ParamId id);
+/// Where this rank's piece of a member's state lies; nothing when it is the whole member.
+std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params,
+                                                 ParamId id,
+                                                 std::int64_t member);
 
 }  // namespace moesaic

@@ -125,6 +125,8 @@ void Trainer::allocate() {
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
+  // Split masters round to bf16 in their own way, which only their owner can.
+  if (reduction_) reduction_->gather_weights(backend_->stream());
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -454,6 +456,7 @@ StepStats Trainer::finish_step() {
     parts_.optimizer->clip(backend_->backend(), losses_, world());
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
+    if (reduction_) reduction_->gather_weights(backend_->stream());
     parts_.optimizer->average(backend_->backend());
   }
   {

@@ -20,11 +20,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
+      if (params.own_piece(id, e).is_empty()) continue;  // another rank's
       const TensorView remainder = params.remainder(id, e);
       all.push_back({params.member_name(id, e),
-                     remainder.empty() ? params.master(id, e) : params.weight(id, e),
+                     remainder.empty() ? params.master(id, e) : params.own_weight(id, e),
                      remainder,
-                     place_in_whole(params, id)});
+                     place_in_whole(params, id, e)});
     }
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
@@ -39,9 +40,11 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
 void refresh_weights(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.masters_are_weights(id) || !params.remainder(id, 0).empty()) continue;
-    for (std::int64_t e = 0; e < params.members_here(id); ++e)
-      run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
+    if (params.masters_are_weights(id)) continue;
+    for (std::int64_t e = 0; e < params.members_here(id); ++e) {
+      const TensorView master = params.master(id, e);  // empty: split, or another rank's
+      if (!master.empty()) run(backend, Cast{.y = params.own_weight(id, e), .x = master});
+    }
   }
 }
 
@@ -66,7 +69,7 @@ std::vector<StateTensor> Trainer::state() const {
 
 bool Trainer::is_split() const {
   const ParameterStore& params = *parts_.params;
-  if (is_pipelined()) return true;
+  if (is_pipelined() || !params.buckets().empty()) return true;
   return std::any_of(params.params().begin(), params.params().end(), [&](const ParameterSpec& s) {
     return std::any_of(
         s.placement.splits.begin(), s.placement.splits.end(), [&](const Placement::Split& split) {
@@ -80,7 +83,8 @@ std::vector<StateTensor> Trainer::owned_state() const {
   std::set<std::string> of_others;  // parameters for which another rank speaks
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.speaks_for(id)) continue;
+    // Every owner writes its pieces.
+    if (params.is_sharded(id) || params.speaks_for(id)) continue;
     for (std::int64_t e = 0; e < params.members_here(id); ++e)
       of_others.insert(params.member_name(id, e));
   }
@@ -116,6 +120,7 @@ std::vector<StateTensor> Trainer::weights() const {
 void Trainer::weights_were_loaded() {
   MOESAIC_CHECK(step_ == 0, "weights alone are loaded before the first step");
   refresh_weights(*parts_.params, backend_->backend());
+  if (reduction_) reduction_->gather_weights(backend_->stream());
 }
 
 // What decided which samples were used up to this step. Later phases may still change, and the present one's end.
@@ -191,6 +196,7 @@ void Trainer::load_values(const StateValues& values) {
   }
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
+  if (reduction_) reduction_->gather_weights(backend_->stream());
   phase_ = -1;
 }
 

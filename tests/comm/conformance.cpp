@@ -137,6 +137,47 @@ void reduce_scatter_and_all_gather(Communicator& comm, Device device) {
   expect_equal(same.get(), wanted, "in place");
 }
 
+// Parts of every length, none among them, and more than staging holds.
+template <class T>
+void owners_of_type(Communicator& comm, Device device, std::size_t n) {
+  Stream stream(device, "test");
+  const auto size = static_cast<std::size_t>(comm.size());
+  for (const bool first_owns_all : {false, true}) {
+    std::vector<std::int64_t> bounds{0};
+    for (std::size_t p = 1; p < size; ++p)  // rank 0 gets least, the last most, some nothing
+      bounds.push_back(static_cast<std::int64_t>(
+          first_owns_all ? n : (p % 2 == 0 ? bounds.back() : n * p * p / (size * size))));
+    bounds.push_back(static_cast<std::int64_t>(n));
+    for (const auto op : {ReduceOp::sum, ReduceOp::max}) {
+      Values<T> v(values_of_rank<T>(comm.rank(), n), device);
+      comm.reduce_to_owners(v.view(), bounds, op, stream);
+      stream.synchronize();
+      const auto wanted = reduced<T>(comm.size(), n, op);
+      const auto me = static_cast<std::size_t>(comm.rank());
+      const auto part = [&](const std::vector<T>& all) {
+        return std::vector<T>(all.begin() + bounds[me], all.begin() + bounds[me + 1]);
+      };
+      expect_equal(part(v.get()), part(wanted), "reduce_to_owners");
+      comm.gather_from_owners(v.view(), bounds, stream);
+      stream.synchronize();
+      expect_equal(v.get(), wanted, "gather_from_owners");
+    }
+  }
+}
+
+void reduce_to_owners_and_gather(Communicator& comm, Device device) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{1001}}) {
+    owners_of_type<double>(comm, device, n);
+    owners_of_type<float>(comm, device, n);
+    owners_of_type<bf16>(comm, device, n);
+    owners_of_type<std::int64_t>(comm, device, n);
+  }
+  // One owner's staging holds 8 MiB from all ranks together on the host, 32 MiB on a device.
+  const std::size_t bytes = std::size_t{device == kCpu ? 8U : 32U} << 20;
+  owners_of_type<float>(
+      comm, device, bytes / sizeof(float) / static_cast<std::size_t>(comm.size()) + 5);
+}
+
 // Rank r sends r + p + 1 rows to rank p, and nothing to the next rank.
 AllToAllPlan uneven_plan(int rank, int size, std::int64_t row_bytes) {
   const auto rows = [&](int from, int to) -> std::int64_t {
@@ -369,6 +410,15 @@ void wrong_arguments(Communicator& comm, Device device) {
                         "all_gather size");
   expect_internal_error([&] { comm.reduce_scatter(v.view(), wrong.view(), ReduceOp::sum, stream); },
                         "reduce_scatter size");
+  std::vector<std::int64_t> bounds(static_cast<std::size_t>(comm.size()) + 1, 0);
+  expect_internal_error([&] { comm.gather_from_owners(v.view(), bounds, stream); },
+                        "bounds that do not cover the tensor");
+  bounds.back() = 8;
+  expect_internal_error([&] { comm.reduce_to_owners(bytes.view(), bounds, ReduceOp::sum, stream); },
+                        "parts of u8");
+  bounds.push_back(8);
+  expect_internal_error([&] { comm.reduce_to_owners(v.view(), bounds, ReduceOp::sum, stream); },
+                        "too many bounds");
   auto plan = uneven_plan(comm.rank(), comm.size(), 4);
   expect_internal_error([&] { comm.all_to_all(v.view(), v.view().rows(0, 0), plan, stream); },
                         "rows outside the input");
@@ -387,6 +437,7 @@ constexpr ConformanceCase kCases[] = {
     {"reduction does not depend on buckets", reduction_does_not_depend_on_buckets},
     {"NaN and negative zero", nan_and_negative_zero},
     {"reduce_scatter and all_gather", reduce_scatter_and_all_gather},
+    {"reduce_to_owners and gather_from_owners", reduce_to_owners_and_gather},
     {"all_to_all and back", all_to_all_and_back},
     {"broadcast from every rank", broadcast_from_every_rank},
     {"messages", messages},

@@ -50,6 +50,19 @@ void Delayed::all_gather(TensorView out, ConstTensorView in, Stream& stream) {
   pause(stream);
   inner_.all_gather(out, in, stream);
 }
+void Delayed::reduce_to_owners(TensorView inout,
+                               std::span<const std::int64_t> bounds,
+                               ReduceOp op,
+                               Stream& stream) {
+  pause(stream);
+  inner_.reduce_to_owners(inout, bounds, op, stream);
+}
+void Delayed::gather_from_owners(TensorView inout,
+                                 std::span<const std::int64_t> bounds,
+                                 Stream& stream) {
+  pause(stream);
+  inner_.gather_from_owners(inout, bounds, stream);
+}
 void Delayed::all_to_all(TensorView out,
                          ConstTensorView in,
                          const AllToAllPlan& plan,

@@ -1,26 +1,29 @@
 #pragma once
-#include <exception>
 #include <memory>
 
-#include "comm/communicator.h"
+#include "tests/comm/forwarding.h"
 
 namespace moesaic::test {
 
 /// Passes everything on to `inner`, after a pause drawn from `seed`, the rank and a count: of the caller, and, on CPU
 /// streams, of the stream. So the ranks meet in every order.
-class Delayed final : public Communicator {
+class Delayed final : public Forwarding {
  public:
-  Delayed(Communicator& inner, std::uint64_t seed) : inner_(inner), seed_(seed) {}
+  Delayed(Communicator& inner, std::uint64_t seed) : Forwarding(inner), seed_(seed) {}
   Delayed(std::unique_ptr<Communicator> inner, std::uint64_t seed)
-      : owned_(std::move(inner)), inner_(*owned_), seed_(seed) {}
+      : Forwarding(*inner), owned_(std::move(inner)), seed_(seed) {}
 
-  int rank() const noexcept override { return inner_.rank(); }
-  int size() const noexcept override { return inner_.size(); }
-  const char* name() const noexcept override { return inner_.name(); }
   std::unique_ptr<Communicator> split(int color, int key) override;
   void all_reduce(TensorView inout, ReduceOp op, Stream& stream) override;
   void reduce_scatter(TensorView out, ConstTensorView in, ReduceOp op, Stream& stream) override;
   void all_gather(TensorView out, ConstTensorView in, Stream& stream) override;
+  void reduce_to_owners(TensorView inout,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& stream) override;
+  void gather_from_owners(TensorView inout,
+                          std::span<const std::int64_t> bounds,
+                          Stream& stream) override;
   void all_to_all(TensorView out,
                   ConstTensorView in,
                   const AllToAllPlan& plan,
@@ -34,10 +37,6 @@ class Delayed final : public Communicator {
   std::int64_t all_reduce_host(std::int64_t value, ReduceOp op) override;
   void broadcast_host(std::string& bytes, int root) override;
   std::vector<std::string> all_gather_host(const std::string& bytes) override;
-  [[noreturn]] void abort(int code, const std::string& why) override {
-    inner_.abort(code, why);
-    std::terminate();  // not reached
-  }
 
  private:
   double draw();
@@ -45,7 +44,6 @@ class Delayed final : public Communicator {
   void pause(Stream& stream);
 
   std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   std::uint64_t seed_, count_ = 0;
 };
 

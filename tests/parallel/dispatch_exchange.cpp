@@ -1,5 +1,6 @@
 // The exchange of tokens between ranks against brute force: forward, backward, what arrives and what is counted.
 #include "kernels/ops/quant.h"
+#include "tests/comm/forwarding.h"
 #include "tests/parallel/dispatch_support.h"
 
 namespace moesaic::test {
@@ -206,33 +207,9 @@ TEST_CASE("exchange: fp8 rows take their share of the bytes") {
 
 namespace {
 // Passes everything on, and turns over one bit of the first message that comes in its `fault`-th exchange.
-class DamagingCommunicator final : public Communicator {
+class DamagingCommunicator final : public Forwarding {
  public:
-  DamagingCommunicator(Communicator& inner, int fault) : inner_(inner), left_(fault) {}
-  int rank() const noexcept override { return inner_.rank(); }
-  int size() const noexcept override { return inner_.size(); }
-  const char* name() const noexcept override { return "damaging"; }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return inner_.split(color, key);
-  }
-  void all_reduce(TensorView inout, ReduceOp op, Stream& s) override {
-    inner_.all_reduce(inout, op, s);
-  }
-  void reduce_scatter(TensorView out, ConstTensorView in, ReduceOp op, Stream& s) override {
-    inner_.reduce_scatter(out, in, op, s);
-  }
-  void all_gather(TensorView out, ConstTensorView in, Stream& s) override {
-    inner_.all_gather(out, in, s);
-  }
-  void all_to_all(TensorView out,
-                  ConstTensorView in,
-                  const AllToAllPlan& plan,
-                  Stream& s) override {
-    inner_.all_to_all(out, in, plan, s);
-  }
-  void broadcast(TensorView inout, int root, Stream& s) override {
-    inner_.broadcast(inout, root, s);
-  }
+  DamagingCommunicator(Communicator& inner, int fault) : Forwarding(inner), left_(fault) {}
   void exchange(std::span<const OutgoingMessage> sends,
                 std::span<const IncomingMessage> receives,
                 Stream& stream) override {
@@ -240,22 +217,8 @@ class DamagingCommunicator final : public Communicator {
     if (receives.empty() || --left_ != 0) return;
     stream.enqueue([to = receives.front().data] { to.data()[to.bytes() - 1] ^= std::byte{4}; });
   }
-  void barrier() override { inner_.barrier(); }
-  double all_reduce_host(double v, ReduceOp op) override { return inner_.all_reduce_host(v, op); }
-  std::int64_t all_reduce_host(std::int64_t v, ReduceOp op) override {
-    return inner_.all_reduce_host(v, op);
-  }
-  void broadcast_host(std::string& bytes, int root) override { inner_.broadcast_host(bytes, root); }
-  std::vector<std::string> all_gather_host(const std::string& bytes) override {
-    return inner_.all_gather_host(bytes);
-  }
-  [[noreturn]] void abort(int code, const std::string& why) override {
-    inner_.abort(code, why);
-    std::terminate();  // not reached
-  }
 
  private:
-  Communicator& inner_;
   int left_;
 };
 }  // namespace

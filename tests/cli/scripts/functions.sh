@@ -22,6 +22,15 @@ expect() {
   [ "$got" -eq "$want" ] || fail "exit $got instead of $want from: $*: $out"
   case $out in *"$text"*) ;; *) fail "'$text' is not in the output of: $*: $out" ;; esac
 }
+# same_state CHECKPOINT CHECKPOINT WHAT: the same data files, of as many ranks, with the same bytes.
+same_state() {
+  (cd "$1" && ls -- *.safetensors) > names.1 || fail "$3: no data files in $1"
+  (cd "$2" && ls -- *.safetensors) > names.2 || fail "$3: no data files in $2"
+  cmp names.1 names.2 || fail "$3: $(tr '\n' ' ' < names.1) in $1, $(tr '\n' ' ' < names.2) in $2"
+  while read -r name; do
+    cmp "$1/$name" "$2/$name" || fail "$3: $name differs"
+  done < names.1
+}
 # ranks N ARGUMENT…: trains tiny.yaml on N ranks.
 ranks() {
   n=$1

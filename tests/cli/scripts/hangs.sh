@@ -54,9 +54,7 @@ ended_within() { # seconds: sets $code; no rank may be left
   done
 }
 same_as_quiet() { # folder, quiet folder
-  for f in model.safetensors optimizer.safetensors ema.safetensors; do
-    cmp "$2/checkpoints/$last/$f" "$1/checkpoints/$last/$f" || fail "$1: $f differs from the quiet run"
-  done
+  same_state "$2/checkpoints/$last" "$1/checkpoints/$last" "$1 and the quiet run"
   same_records "$2/metrics.jsonl" > quiet.records
   same_records "$1/metrics.jsonl" > disturbed.records
   cmp quiet.records disturbed.records || fail "$1: metrics.jsonl differs from the quiet run"

@@ -39,6 +39,7 @@ agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_h
   train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
 # The indexer's queries shared out, in its warm-up and after it.
 agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
+agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
 # Pipelines with everything else.
 agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
 agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble

@@ -4,11 +4,7 @@
 set -eu
 . "${0%/*}/tiny_run.sh"
 
-same() { # folder, folder, step
-  for f in model optimizer ema; do
-    cmp "$1/checkpoints/step-0000000$3/$f.safetensors" "$2/checkpoints/step-0000000$3/$f.safetensors" || fail "$1 and $2: $f of step $3 differs"
-  done
-}
+same() { same_state "$1/checkpoints/step-0000000$3" "$2/checkpoints/step-0000000$3" "$1 and $2, step $3"; } # folder, folder, step
 
 run checkpoint.every=2 > log.txt
 cp -r run whole
@@ -65,7 +61,7 @@ expect 2 "there is no such folder" run run.dir=fork2 --resume=wholly
 # Damage: one byte of a tensor, then a manifest that is cut off.
 damage() { perl -e 'open my $f, "+<", $ARGV[0] or die; seek $f, -9, 2; read $f, my $c, 1; seek $f, -9, 2; print $f chr(ord($c) ^ 1)' "$1"; }
 cp -r whole hurt
-damage hurt/checkpoints/step-00000008/optimizer.safetensors
+damage hurt/checkpoints/step-00000008/optimizer-rank00001.safetensors
 : > hurt/checkpoints/step-00000006/manifest.json
 expect 3 "in tensor 'optimizer/" run run.dir=hurt
 expect 0 "continuing from hurt/checkpoints/step-00000004 (step 4)" run run.dir=hurt --fallback
@@ -74,7 +70,7 @@ case $out in *"passed over (--fallback)"*"in tensor 'optimizer/"*) ;; *) fail "t
 same hurt whole 8
 expect 0 "was done before, nothing is left to do (hurt/checkpoints/step-00000008)" run run.dir=hurt
 cp -r whole worse
-for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model.safetensors; done
+for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model-rank00000.safetensors; done
 expect 3 "every checkpoint in worse/checkpoints is damaged" run run.dir=worse --fallback
 
 # Weights alone.

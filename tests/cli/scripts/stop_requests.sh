@@ -12,9 +12,7 @@ long() { # folder, further settings…
   run run.dir="$dir" train.steps=$steps train.eval_every=50 checkpoint.every=12 checkpoint.keep_last=2 "$@"
 }
 same_as_whole() {
-  for f in model.safetensors optimizer.safetensors ema.safetensors; do
-    cmp "whole/checkpoints/$last/$f" "$1/checkpoints/$last/$f" || fail "$1: $f differs from the quiet run"
-  done
+  same_state "whole/checkpoints/$last" "$1/checkpoints/$last" "$1 and the quiet run"
   same_records whole/metrics.jsonl > whole.records
   same_records "$1/metrics.jsonl" > stopped.records
   [ -s whole.records ] || fail "no records to compare"

@@ -10,9 +10,7 @@ grep -q 'held-out .*unigram entropy .*bigram entropy' log.txt || fail "no closin
 cp -r run/checkpoints/step-00000008 whole
 rm -r run/checkpoints/step-00000008
 expect 0 "continuing from" run
-for f in model.safetensors optimizer.safetensors; do
-  cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
-done
+same_state whole run/checkpoints/step-00000008 "after resuming"
 # Finished: started again it ends at once after a look at the changed keys. It needs no data, and writes nothing.
 [ "$(cat run/finished)" = "step 8: all steps and the closing evaluation are done" ] || fail "no mark of the end"
 cp -r run before
@@ -64,9 +62,7 @@ expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
 expect 75 "step 2 of 8" run run.dir=timed run.max_minutes=0.00001
 expect 0 "continuing from" run run.dir=timed
-for f in model.safetensors optimizer.safetensors; do
-  cmp "whole/$f" "timed/checkpoints/step-00000008/$f" || fail "$f differs after time limits"
-done
+same_state whole timed/checkpoints/step-00000008 "after time limits"
 # A learning rate that breaks the weights: exit 5, and no checkpoint of the steps that only skipped.
 expect 5 "not finite" run run.dir=broken optimizer.lr=1e30 checkpoint.every=1 train.steps=4
 [ ! -e broken/checkpoints/step-00000004 ] || fail "a step that was skipped was saved"
