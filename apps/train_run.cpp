@@ -104,13 +104,17 @@ void TrainRun::check_memory() const {
 }
 
 // After resuming was settled: a run that is refused leaves the folder as it was.
-void TrainRun::open_run_dir() {
+void TrainRun::open_run_dir(const std::vector<ConfigChange>& changes) {
   if (is_root()) {
     remove_finished_mark(config().run.dir);
+    if (stops_->remove_older_file())
+      report_.line(
+          fmt::format("removed    {}: it was there before this start, and does not stop it",
+                      (std::filesystem::path(config().run.dir) / "stop").string()));
     replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
                  config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    checkpointing_->finish_interrupted();
+    checkpointing_->finish_interrupted(changes);
   }
   host_.barrier();
 }
@@ -283,26 +287,28 @@ void TrainRun::take_lock() {
 }
 
 // A run that another life brought to its end is not built again; the last elements of a job array are such starts.
-bool TrainRun::was_finished_before() {
+FinishedRun TrainRun::finished_before() {
   // Where there is no mark the folder stays as it is until the configuration and the data have been found good.
   if (is_root() && is_marked_finished(config().run.dir, config().train.steps)) take_lock();
-  const std::filesystem::path checkpoint =
-      finished_checkpoint({.loaded = &loaded_,
-                           .choice = resume_,
-                           .host = &host_,
-                           .say = [this](const std::string& line) { report_.line(line); }});
-  if (checkpoint.empty()) return false;
+  return finished_run({.loaded = &loaded_,
+                       .choice = resume_,
+                       .host = &host_,
+                       .say = [this](const std::string& line) { report_.line(line); }});
+}
+
+int TrainRun::end_finished(const FinishedRun& finished) {
   report_.line(
       fmt::format("finished   step {} of {} was done before, nothing is left to do ({}); raise "
                   "train.steps to train on",
                   config().train.steps,
                   config().train.steps,
-                  checkpoint.string()));
-  return true;
+                  finished.checkpoint.string()));
+  return 0;
 }
 
 int TrainRun::run() {
-  if (was_finished_before()) return 0;
+  const FinishedRun finished = finished_before();
+  if (finished.is_checked) return end_finished(finished);
   prepare();
   mark_ranges();
   take_lock();
@@ -310,7 +316,8 @@ int TrainRun::run() {
   meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
-  open_run_dir();
+  if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
+  open_run_dir(changes);
   begin_report();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",
@@ -381,6 +388,7 @@ void TrainRun::finish() {
   if (!is_root()) return;
   try {
     mark_finished(config().run.dir, trainer_->steps_done());
+    stops_->remove_file();            // a request in the last step
   } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
     report_.line(fmt::format("warning    {}", e.what()));
   }

@@ -37,7 +37,8 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
-  bool was_finished_before();
+  FinishedRun finished_before();
+  int end_finished(const FinishedRun& finished);
   void take_lock();
   void prepare();
   void check_memory() const;
@@ -57,7 +58,7 @@ class TrainRun {
   void look_at_saves();
   void finish_saving();
   double evaluate(bool whole);
-  void open_run_dir();
+  void open_run_dir(const std::vector<ConfigChange>& changes);
   void report_failure(const Error& error);
   void meet_on_board();
   void report_data_use();

@@ -5,10 +5,12 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "apps/checkpoint_path.h"
+#include "apps/config_changes.h"
 #include "apps/eval/inputs.h"
 #include "apps/eval/report.h"
 #include "apps/launch.h"
@@ -36,15 +38,34 @@ void require_details_or_nothing(const fs::path& path) {
         path.string()));
 }
 
+// f64 is a type of weights of its own; all others are saved alike.
+void require_same_types(const fs::path& checkpoint, const std::vector<ConfigChange>& changes) {
+  for (const ConfigChange& c : changes) {
+    if (c.key == "run.precision" && (c.before == "f64" || c.after == "f64"))
+      throw UsageError(fmt::format(
+          "run.precision: {} -> {}: {} holds weights in {}, and they are not converted; "
+          "leave the key out",
+          c.before,
+          c.after,
+          checkpoint.string(),
+          c.before == "f64" ? "f64" : "f32"));
+  }
+}
+
 /// One evaluation, from the point of view of one rank.
 class Evaluation {
  public:
   Evaluation(const EvalArguments& arguments,
              const fs::path& checkpoint,
              const config::Config& config,
+             const std::vector<ConfigChange>& changes,
              const RankPlace& place,
              const ConsoleStyle& style)
-      : arguments_(arguments), checkpoint_(checkpoint), config_(config), place_(place) {
+      : arguments_(arguments),
+        checkpoint_(checkpoint),
+        config_(config),
+        changes_(changes),
+        place_(place) {
     if (!is_root()) return;
     // Standard output holds the result alone.
     Console::Options options;
@@ -90,11 +111,21 @@ class Evaluation {
 
   std::unique_ptr<LoadedModel> load(Device device, std::vector<LoadedModel::Window> windows) {
     const ShownProgress progress(progress_, "load");
-    return std::make_unique<LoadedModel>(config_,
-                                         LoadedModel::Options{.checkpoint = checkpoint_,
-                                                              .average = arguments_.average,
-                                                              .device = device,
-                                                              .windows = std::move(windows)});
+    try {
+      return std::make_unique<LoadedModel>(config_,
+                                           LoadedModel::Options{.checkpoint = checkpoint_,
+                                                                .average = arguments_.average,
+                                                                .device = device,
+                                                                .windows = std::move(windows)});
+    } catch (const CheckpointMisfit& e) {
+      std::string keys;
+      for (const ConfigChange& c : changes_) {
+        if (c.key.starts_with("model."))
+          keys += fmt::format("\n  {}: {} -> {}", c.key, c.before, c.after);
+      }
+      if (keys.empty()) throw;
+      throw UsageError(fmt::format("{}\nThese keys were changed:{}", e.what(), keys));
+    }
   }
 
   void score(LoadedModel& model, const Inputs& inputs, const Phase& phase, EvalResult& result) {
@@ -121,6 +152,7 @@ class Evaluation {
   const EvalArguments& arguments_;
   const fs::path& checkpoint_;
   const config::Config& config_;
+  const std::vector<ConfigChange>& changes_;  // since the checkpoint was saved
   RankPlace place_;
   RunSinks progress_;  // of rank 0
 };
@@ -130,6 +162,7 @@ class Evaluation {
 int run_eval(const EvalArguments& arguments) {
   fs::path checkpoint;
   config::LoadedConfig loaded;
+  std::vector<ConfigChange> changes;
   const int problem = run_before_mpi([&] {
     if (!arguments.details.empty() && arguments.choices.empty())
       throw UsageError("--details is about --choices, and there are none");
@@ -137,12 +170,14 @@ int run_eval(const EvalArguments& arguments) {
     loaded = config::load_config_text(checkpoint_config(checkpoint),
                                       (checkpoint / kManifestName).string() + " (config)",
                                       arguments.overrides);
+    changes = config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded));
+    require_same_types(checkpoint, changes);
   });
   if (problem != 0) return problem;
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(arguments.console, this_terminal());
   return run_ranks({}, [&](const RankPlace& place) {
-    return Evaluation(arguments, checkpoint, loaded.config, place, style).execute();
+    return Evaluation(arguments, checkpoint, loaded.config, changes, place, style).execute();
   });
 }
 

@@ -1,6 +1,7 @@
 #include "apps/selftest/selftest.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 
@@ -10,6 +11,7 @@
 #include "apps/launch.h"
 #include "apps/selftest/comparison.h"
 #include "apps/selftest/layouts.h"
+#include "comm/launch_check.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
 
@@ -18,8 +20,17 @@ namespace {
 
 config::Config load(const LayoutsOptions& options) {
   std::vector<std::string> overrides = options.overrides;
-  for (const char* fixed : {"run.precision=f64", "run.device=cpu"})
+  for (const std::string fixed : {"run.precision=f64", "run.device=cpu"}) {
+    const std::string key = fixed.substr(0, fixed.find('=') + 1);
+    for (const std::string& o : options.overrides) {
+      if (o.starts_with(key) && o != fixed)
+        throw UsageError(fmt::format(
+            "{}: selftest layouts computes in f64 on the CPU, where layouts differ by rounding "
+            "alone; leave the key out",
+            o));
+    }
     overrides.emplace_back(fixed);
+  }
   return config::load_config(options.config, overrides).config;
 }
 
@@ -39,9 +50,10 @@ std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& 
   }
   if (layouts.empty())
     throw UsageError(
-        fmt::format("the configuration has no layout on up to {} ranks but one rank; "
-                    "is train.global_batch_size a multiple of 2?",
-                    ranks));
+        ranks == 1 ? "one rank has one layout; give --ranks 4, or start it with mpirun -np 4"
+                   : fmt::format("the configuration has no layout on up to {} ranks but one rank; "
+                                 "is train.global_batch_size a multiple of 2?",
+                                 ranks));
   if (options.sample > 0)
     layouts = sample(layouts, static_cast<std::size_t>(options.sample), options.seed);
   return layouts;
@@ -126,6 +138,19 @@ class Table {
   std::size_t failed_ = 0;
 };
 
+// Each process of a launcher would do all of it.
+void require_alone(int ranks) {
+  const Launch launch =
+      read_launch([](const char* name) -> const char* { return std::getenv(name); });
+  if (launch.size == 1 || launch.by == Launch::By::allocation) return;
+  throw UsageError(
+      fmt::format("--ranks {} are threads of one process, and a launcher started {} processes "
+                  "({}); leave out --ranks, or the launcher",
+                  ranks,
+                  launch.size,
+                  launch.found));
+}
+
 using RunLayout = std::function<RunResult(const Layout&)>;
 
 int compare_all(const LayoutsOptions& options,
@@ -164,6 +189,8 @@ int compare_all(const LayoutsOptions& options,
 
 int run_layouts(const LayoutsOptions& options, std::ostream& out) {
   if (options.ranks > 0) {
+    const int problem = run_before_mpi([&] { require_alone(options.ranks); });
+    if (problem != 0) return problem;
     const config::Config config = load(options);
     const RunLayout run = [&](const Layout& layout) {
       RunResult first;

@@ -242,7 +242,19 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& checkpoints) {
   return list;
 }
 
-std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
+std::string damage_text(const fs::path& folder,
+                        const std::string& what,
+                        const std::string& instead) {
+  return fmt::format(
+      "the newest checkpoint is damaged: {}{}To take an older one, move {} away, or {}",
+      what,
+      what.find('\n') == std::string::npos ? ". " : "\n",
+      folder.string(),
+      instead);
+}
+
+std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints,
+                                                const std::string& instead) {
   auto steps = steps_in(checkpoints);
   std::reverse(steps.begin(), steps.end());
   for (const auto step : steps) {
@@ -252,11 +264,7 @@ std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
     try {
       read_manifest(folder);
     } catch (const InputError& e) {
-      throw InputError(
-          fmt::format("the newest checkpoint is damaged: {}. To continue from an older one, move "
-                      "{} away, or use --fallback",
-                      e.what(),
-                      folder.string()));
+      throw InputError(damage_text(folder, e.what(), instead));
     }
     return CheckpointInfo{step, folder};
   }

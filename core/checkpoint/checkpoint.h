@@ -111,10 +111,22 @@ void apply_retention(const std::filesystem::path& checkpoints,
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
 /// Deletes one. Its name goes first, so that an interruption leaves no half of it under its name. Throws ResourceError.
 void delete_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
+/// What verbs that continue a run offer when the newest checkpoint is damaged.
+inline constexpr const char* kFallback = "use --fallback";
 /// The one to continue from. A newer folder that has a manifest but is not complete was damaged
 /// after it was saved; going on from an older one would silently lose steps, so that is an
-/// InputError that says what to do.
-std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints);
+/// InputError that says what to do; `instead` is what the caller offers.
+std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints,
+                                                const std::string& instead = kFallback);
+/// The text of that error: `what` is wrong with `folder`.
+std::string damage_text(const std::filesystem::path& folder,
+                        const std::string& what,
+                        const std::string& instead = kFallback);
+
+/// A checkpoint holds other tensors than the ones to fill.
+struct CheckpointMisfit : InputError {
+  using InputError::InputError;
+};
 
 /// Everything in which the checkpoint's tensors differ from `tensors`, a line each, with both types and shapes: missing,
 /// of another shape or dtype, and, if `strict`, unexpected. Reads the manifest only. Throws InputError for a damaged one.

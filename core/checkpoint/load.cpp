@@ -174,7 +174,7 @@ StateValues load_checkpoint(const fs::path& checkpoint,
   for (const auto& t : tensors)
     largest = std::max(largest, t.bytes());
   if (const auto problems = differences(manifest, wanted, strict); !problems.empty())
-    throw InputError(misfit_text(checkpoint, problems));
+    throw CheckpointMisfit(misfit_text(checkpoint, problems));
   Staging staging(stream, std::min(largest, kStagingBytes));
   Assembly assembly;
   std::set<std::size_t> needed;

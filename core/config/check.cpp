@@ -1,6 +1,7 @@
 #include "core/config/check.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,6 +10,8 @@ namespace moesaic::config {
 namespace {
 
 using Keys = std::vector<std::string>;
+
+constexpr std::int64_t kMostToSearch = 1 << 20;  // for a number that would fit
 
 class Checker {
  public:
@@ -224,6 +227,14 @@ class Checker {
     return above <= n ? fmt::format("{}, {}", below, above) : fmt::format("{}", below);
   }
 
+  /// ". Nearest valid ep: 2": for so many ranks of a stage.
+  std::string nearest_ep(std::int64_t ranks) const {
+    const std::int64_t etp = config_.parallel.etp, share = ranks / etp;
+    if (ranks % etp != 0 || share > kMostToSearch || model_.num_experts < 1) return "";
+    return fmt::format(". Nearest valid ep: {}",
+                       near_divisors(std::gcd(share, model_.num_experts), config_.parallel.ep));
+  }
+
   void balance() {
     const BalanceConfig& balance = model_.balance;
     if (model_.num_experts == 0) {
@@ -335,6 +346,13 @@ class Checker {
     }
   }
 
+  /// "; or micro_batch_size 2, 4".
+  std::string nearest_micro(std::int64_t batch, std::int64_t micro) const {
+    const std::int64_t ranks = config_.parallel.dp.value_or(1), share = batch / ranks;
+    if (batch % ranks != 0 || share < 1 || share > kMostToSearch) return "";
+    return fmt::format("; or micro_batch_size {}", near_divisors(share, micro));
+  }
+
   void batch(const std::string& section, std::int64_t batch, std::int64_t micro) {
     const std::int64_t unit = micro * config_.parallel.dp.value_or(1);
     if (unit < 1 || batch % unit == 0) return;
@@ -344,7 +362,12 @@ class Checker {
     const std::string by =
         config_.parallel.dp ? "micro_batch_size * parallel.dp" : "micro_batch_size";
     add({section + "global_batch_size", section + "micro_batch_size", "parallel.dp"},
-        fmt::format("{} is not divisible by {} ({}). Nearest valid: {}", batch, by, unit, near));
+        fmt::format("{} is not divisible by {} ({}). Nearest valid: {}{}",
+                    batch,
+                    by,
+                    unit,
+                    near,
+                    nearest_micro(batch, micro)));
   }
 
   void phases() {
@@ -443,9 +466,10 @@ class Checker {
     if (parallel.dp &&
         (*parallel.dp * parallel.cp * parallel.tp) % (parallel.ep * parallel.etp) != 0) {
       add({"parallel.ep", "parallel.dp", "parallel.cp", "parallel.tp", "parallel.etp"},
-          fmt::format("ep * etp ({}) does not divide dp * cp * tp ({})",
+          fmt::format("ep * etp ({}) does not divide dp * cp * tp ({}){}",
                       parallel.ep * parallel.etp,
-                      *parallel.dp * parallel.cp * parallel.tp));
+                      *parallel.dp * parallel.cp * parallel.tp,
+                      nearest_ep(*parallel.dp * parallel.cp * parallel.tp)));
     }
     divides("etp", parallel.etp, "model.moe_intermediate_size", routed_inner());
     divides("tp", parallel.tp, "model.num_attention_heads", mla_heads());

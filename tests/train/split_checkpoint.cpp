@@ -46,8 +46,10 @@ void save_together(Run& run, Communicator& world, const std::filesystem::path& d
 }
 
 void load(Run& run, const std::filesystem::path& dir) {
-  run.trainer->load_values(load_checkpoint(
-      latest_checkpoint(dir)->path, run.trainer->state(), true, run.trainer->stream()));
+  run.trainer->load_values(load_checkpoint(latest_checkpoint(dir)->path,
+                                           run.trainer->state(),
+                                           !run.trainer->is_split(),
+                                           run.trainer->stream()));
 }
 
 // Through files from a layout to another and back: no bit changes.

@@ -42,7 +42,11 @@ TEST_CASE("config: rules take the position of the key to blame") {
   const std::string text = kTiny + "log: {interval: 1}\n";
   CHECK(contains(report_of(text, {"train.micro_batch_size=3"}),
                  "t.yaml:12:39 train.global_batch_size: 4 is not divisible by micro_batch_size "
-                 "(3). Nearest valid: 3, 6"));
+                 "(3). Nearest valid: 3, 6; or micro_batch_size 2, 4 (train.micro_batch_size is "
+                 "set on the command line)"));
+  CHECK(
+      contains(report_with_experts({"parallel.ep=4", "parallel.dp=2"}),
+               "parallel.ep: ep * etp (4) does not divide dp * cp * tp (2). Nearest valid ep: 2"));
   CHECK(contains(
       report({"model.kv_lora_rank=0"}),
       "command line: model.kv_lora_rank: is required, because all layers are full attention"));

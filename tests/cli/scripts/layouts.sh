@@ -32,6 +32,10 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
   agree "tp=2;dp=2,tp=2,ep=2,etp=2" "$set"
 done
+agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
+# Pipelines with everything else.
+agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
+agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble model.tie_word_embeddings=true
 # The vocabulary split: tied, with MTP, in chunks of the head that are shorter than the group or do not divide a rank's tokens.
 agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=true
 agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
@@ -39,11 +43,6 @@ agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_h
   train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
 # The indexer's queries shared out, in its warm-up and after it.
 agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
-agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
-# Pipelines with everything else.
-agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
-agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble
-agree "pp=2,tp=2;pp=2,dp=2,tp=2" "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=10
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
@@ -54,6 +53,18 @@ grep -q "or model.vocab_size: 258" refused.txt || fail "plan gives no reason: $(
 grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(grep 'Memory of' plan.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
 grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
+
+selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
+expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"
+expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
+expect 2 "run.precision=bf16: selftest layouts computes in f64 on the CPU" selftest --ranks 4 run.precision=bf16
+expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
+expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" selftest
+expect 2 "--ranks 2 are threads of one process, and a launcher started 2 processes" \
+  "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml --ranks 2
+[ "$(echo "$out" | grep -c "are threads")" -eq 1 ] || fail "said once per rank: $out"
+expect 0 "layouts agree" env SLURM_JOB_ID=1 SLURM_NTASKS=2 "$moesaic" selftest layouts tiny.yaml --ranks 2 # the shell of a batch job
+set +e # which expect() has set
 
 # Runs with experts on four ranks: whole, stopped and continued, and read by other layouts.
 start() { ranks=$1; shift; "$mpirun" -np "$ranks" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.precision=f64 "$@"; }

@@ -64,6 +64,14 @@ cp -r whole hurt
 damage hurt/checkpoints/step-00000008/optimizer-rank00001.safetensors
 : > hurt/checkpoints/step-00000006/manifest.json
 expect 3 "in tensor 'optimizer/" run run.dir=hurt
+case $out in *"To take an older one, move hurt/checkpoints/step-00000008 away, or use --fallback"*) ;; *) fail "no word of what to do: $out" ;; esac
+: > hurt/checkpoints/step-00000008/manifest.json.new
+mv hurt/checkpoints/step-00000008/manifest.json hurt.json
+mv hurt/checkpoints/step-00000008/manifest.json.new hurt/checkpoints/step-00000008/manifest.json
+expect 3 "move hurt/checkpoints/step-00000008 away, or name its step (RUN@STEP)" "$moesaic" generate hurt
+expect 3 "or name its step (RUN@STEP)" "$moesaic" eval hurt
+expect 3 "or use --fallback" resume hurt
+mv hurt.json hurt/checkpoints/step-00000008/manifest.json
 expect 0 "continuing from hurt/checkpoints/step-00000004 (step 4)" run run.dir=hurt --fallback
 case $out in *"passed over (--fallback)"*"in tensor 'optimizer/"*) ;; *) fail "the damage is not named: $out" ;; esac
 [ -e hurt/checkpoints/damaged-step-00000008/manifest.json ] || fail "the damaged checkpoint was lost"

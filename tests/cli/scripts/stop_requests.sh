@@ -59,7 +59,7 @@ at_the_start() { wait_for_rank "$1"; kill -USR1 "$1"; }
 twice_in_a_step() { wait_for_rank "$1"; wait_for_line "$1" 'step 5/'; kill -USR1 "$1"; kill -USR1 "$1"; }
 a_rank_at_an_evaluation() { wait_for_rank "$1"; wait_for_line "$1" "step 50 | eval"; kill -USR1 "$rank"; }
 at_a_save() { wait_for_rank "$1"; wait_for_line "$1" 'step 84/'; kill -USR1 "$1"; }
-by_file() { touch signals/stop; } # there before the first step
+by_file() { wait_for_rank "$1"; touch signals/stop; } # there before the first step
 at_the_last_step() { wait_for_rank "$1"; wait_for_line "$1" "step $((steps - 1))/"; kill -USR1 "$rank" 2> /dev/null || true; }
 for moment in at_the_start twice_in_a_step a_rank_at_an_evaluation at_a_save by_file; do
   disturbed signals $moment
@@ -71,6 +71,20 @@ disturbed signals at_the_last_step
 [ "$code" -eq 75 ] || [ "$code" -eq 0 ] || fail "at the last step: exit $code: $(cat out.txt)"
 [ "$code" -eq 0 ] || long signals > out.txt
 same_as_whole signals
+
+# A file that was there before the start was meant for another one, whichever end that came to; the file of a last step is
+# removed with the mark of the end.
+cp -r signals stale
+touch stale/stop
+expect 0 "was done before" long stale
+[ -e stale/stop ] || fail "a start with nothing to do removed the file"
+expect 0 "removed    stale/stop: it was there before this start" run run.dir=stale train.steps=$((steps + 2)) train.eval_every=50 checkpoint.every=12 checkpoint.keep_last=2
+case $out in *"step $((steps + 2))/"*) ;; *) fail "a stale file stopped the run: $out" ;; esac
+[ ! -e stale/stop ] || fail "the stale file is still there"
+at_the_end() { wait_for_rank "$1"; wait_for_line "$1" "step $steps/"; touch ending/stop; }
+disturbed ending at_the_end
+[ "$code" -eq 0 ] || fail "asked after the last step: exit $code: $(cat out.txt)"
+[ -e ending/finished ] && [ ! -e ending/stop ] || fail "a request after the last step is left for the next start"
 
 # Pieces shorter than the interval between saves, by both time limits: every life gets on.
 for life in 1 2 3; do expect 75 "run.max_minutes is over at step $life of" long timed run.max_minutes=0.00001; done
@@ -87,6 +101,7 @@ for signal in TERM INT; do
   perl -e '$SIG{INT} = "DEFAULT"; exec @ARGV' "$moesaic" train tiny.yaml run.dir=alone_$signal train.steps=2000 > out.txt 2>&1 &
   process=$!
   wait_for_line $process 'step 3/'
+  grep -q "^stop  .*Ctrl-C once, kill -USR1 $process" out.txt || fail "the header does not say how to stop a process without mpirun: $(grep '^stop' out.txt)"
   kill -$signal $process
   code=0
   wait $process || code=$?

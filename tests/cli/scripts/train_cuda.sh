@@ -86,6 +86,17 @@ for exchange in flat dense pair; do
   ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
   close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
 done
+# Heads, widths and vocabulary, layers, and optimizer state on two ranks.
+number=0
+for layout in parallel.tp=2 "parallel.tp=2 parallel.etp=2" "parallel.tp=2 parallel.ep=2" parallel.pp=2 "parallel.pp=2 parallel.schedule=zero_bubble" parallel.zero=0; do
+  number=$((number + 1))
+  # shellcheck disable=SC2086 # several words
+  ranks 2 run.dir=layout$number $layout run.precision=f32 $share > layout.txt || fail "$layout: $(cat layout.txt)"
+  close "$layout and one rank" layout.txt plain.txt 0.0002
+  # shellcheck disable=SC2086
+  ranks 2 run.dir=layout${number}_bf16 $layout $share > layout.txt || fail "$layout, bf16: $(cat layout.txt)"
+  close "$layout and one rank, bf16" layout.txt log.txt 0.01
+done
 ranks 2 run.dir=ep parallel.ep=2 $share > ep.txt || fail "$(cat ep.txt)"
 close "experts on two ranks and on one, bf16" ep.txt log.txt 0.01
 ranks 2 run.dir=ep_again parallel.ep=2 $share > ep_again.txt

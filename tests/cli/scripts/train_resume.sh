@@ -21,8 +21,24 @@ expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
 expect 0 "was done before" resume run
 expect 2 "trained as another model" run model.hidden_act=silu
 expect 2 "--resume=never" run --resume=never data.train=elsewhere.txt data.valid=elsewhere.txt
-diff -r --exclude=.lock --exclude=watchdog before run || fail "a finished run wrote something"
 mv elsewhere.txt text.txt
+# What an unfinished run refuses it refuses as well, in the same words; what it accepts it only looks at.
+cp -r before unmarked
+rm unmarked/finished
+for change in parallel.dp=1 parallel.ep=4 parallel.tp=4 parallel.pp=4 data.sequence_length=32 data.valid=nowhere.txt data.tokenizer=nowhere \
+  optimizer.ema_decay=null run.precision=f64 'activations.recompute=[nothing]' debug.nvtx=true; do
+  set +e
+  run run.dir=unmarked $change > open.txt 2>&1
+  code=$?
+  set -e
+  [ $code -ge 2 ] || fail "$change was accepted: $(cat open.txt)"
+  expect $code "$(sed -n 's/^moesaic: //p' open.txt | sed 's/unmarked/run/g')" run $change
+done
+expect 2 "train.global_batch_size: 4 is not a multiple" ranks 3
+expect 0 "changed    optimizer.lr: 0.003 -> 0.001" run optimizer.lr=1e-3
+case $out in *"step 8 of 8 was done before"*) ;; *) fail "with another learning rate: $out" ;; esac
+diff -r --exclude=.lock --exclude=watchdog before run || fail "a finished run wrote something"
+rm -r unmarked
 # A kill between the last save and the end of the closing evaluation: no mark, or half of one.
 for mark in absent half; do
   if [ $mark = half ]; then printf 'step 8: all' > run/finished; else rm run/finished; fi
