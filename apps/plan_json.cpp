@@ -4,6 +4,7 @@
 
 #include "apps/plan_report.h"
 #include "core/config/check.h"
+#include "core/model/context_plan.h"
 #include "parallel/pipeline/grid.h"
 
 namespace moesaic::apps {
@@ -112,6 +113,19 @@ Json rank_memory(const std::optional<MemoryPlan>& rank) {
           {"total", rank->total()}};
 }
 
+Json context_json(const ContextPlan& plan) {
+  Json all = Json::array();
+  for (const ContextPlan::Phase& p : plan.phases) {
+    Json work = Json::array();
+    for (const double flops : p.work)
+      work.push_back(static_cast<std::int64_t>(flops));
+    all.push_back({{"piece_tokens", p.piece_tokens},
+                   {"forward_flops", std::move(work)},
+                   {"busiest_over_mean", p.busiest_over_mean()}});
+  }
+  return all;
+}
+
 Json pipeline_json(const PipelinePlan& plan) {
   Json chunks = Json::array(), ranks = Json::array(), phases = Json::array();
   for (const ChunkPlan& c : plan.chunks)
@@ -172,6 +186,7 @@ std::string plan_json(const config::LoadedConfig& loaded,
                       const std::optional<MemoryPlan>& rank,
                       const std::optional<PipelinePlan>& pipeline) {
   Json notes = Json::array();
+  const auto context = plan_context(loaded.config, plan);
   for (const config::Problem& note : config::untrainable(loaded.config))
     notes.push_back({{"key", note.key}, {"message", note.message}});
   const Json all{{"config", loaded.path},
@@ -187,6 +202,7 @@ std::string plan_json(const config::LoadedConfig& loaded,
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
                  {"rank_memory", rank_memory(rank)},
+                 {"context", context ? context_json(*context) : Json()},
                  {"pipeline", pipeline ? pipeline_json(*pipeline) : Json()},
                  {"notes", std::move(notes)}};
   return all.dump(2) + "\n";

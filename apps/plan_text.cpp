@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/plan_context.h"
 #include "apps/plan_pipeline.h"
 #include "apps/plan_report.h"
 #include "apps/text_table.h"
@@ -200,6 +201,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
   if (rank) text += rank_memory(loaded, *rank);
+  if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";

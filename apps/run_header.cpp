@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "apps/data_lines.h"
+#include "apps/plan_context.h"
 #include "apps/run_environment.h"
 #include "apps/stop_requests.h"
 #include "apps/version.h"
@@ -129,6 +130,8 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
                   name(facts.assembly.precision.compute)));
   lines.push_back("hosts      " + hosts);
   lines.push_back(layout_line(facts));
+  if (const auto context = plan_context(facts.loaded.config, plan))
+    lines.push_back("context    " + context_summary(context->phases.front()));
   lines.push_back(model_line(facts, plan));
   lines.push_back(flops_line(plan));
   if (const std::string mfu = mfu_text(facts); !mfu.empty()) lines.push_back("mfu        " + mfu);

@@ -71,6 +71,8 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
   const int ranks = ranks_of(config.parallel), stages = static_cast<int>(config.parallel.pp);
+  // Along Axis::cp the last rank sees the most keys.
+  const auto last_piece = static_cast<int>((config.parallel.cp - 1) * config.parallel.tp);
   std::optional<MemoryPlan> most;  // of the stage that needs most
   for (int stage = 0; stage < stages; ++stage) {
     MemoryPlan plan = plan_memory(config,
@@ -78,7 +80,7 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
                                   precision_of(config, wants_cuda),
                                   {&documents, 1},
                                   ranks,
-                                  stage * (ranks / stages));
+                                  stage * (ranks / stages) + last_piece);
     if (!most || plan.total() > most->total()) most = std::move(plan);
   }
   return most;

@@ -69,17 +69,16 @@ OpCost IndexerSelect::cost() const {
 
 void IndexerLoss::check() const {
   check_indexer(*this);
-  const std::int64_t tokens_here = qi.dim(0);
-  MOESAIC_CHECK(ki.dim(0) == tokens_here, "the loss needs all queries");
-  MOESAIC_CHECK(q.rank() == 3 && q.dim(0) == tokens_here, "q must be [T, H, dn+dr]");
-  MOESAIC_CHECK(kvb.rank() == 3 && kvb.dim(0) == tokens_here && kvb.dim(1) == q.dim(1),
-                "kvb must be [T, H, dn+dv]");
+  const std::int64_t tokens_here = qi.dim(0), keys = ki.dim(0);
+  MOESAIC_CHECK(q.rank() == 3 && q.dim(0) == tokens_here, "q must be [Tq, H, dn+dr]");
+  MOESAIC_CHECK(kvb.rank() == 3 && kvb.dim(0) == keys && kvb.dim(1) == q.dim(1),
+                "kvb must be [Tk, H, dn+dv]");
   MOESAIC_CHECK(0 <= dn && dn <= kvb.dim(2) && dn <= q.dim(2),
                 "dn must not exceed the widths of q and kvb");
   check_dtype(q, qi.dtype(), "q");
   check_dtype(kvb, qi.dtype(), "kvb");
   if (q.dim(2) > dn) {
-    check_shape(kr, {tokens_here, q.dim(2) - dn}, "kr");
+    check_shape(kr, {keys, q.dim(2) - dn}, "kr");
     check_dtype(kr, qi.dtype(), "kr");
   }
   check_shape(lse, {q.dim(1), tokens_here}, "lse");

@@ -13,12 +13,6 @@ void check_as(const ConstTensorView& view, const Shape& shape, DType dtype, cons
   check_shape(view, shape, what);
   check_dtype(view, dtype, what);
 }
-void check_if_given(const ConstTensorView& view,
-                    const Shape& shape,
-                    DType dtype,
-                    const char* what) {
-  if (!view.empty()) check_as(view, shape, dtype, what);
-}
 
 /// Tensors that forward, backward and step share; `rows` is tokens or sequences.
 template <class Op>
@@ -33,9 +27,14 @@ void check_operands(const Op& op) {
   check_as(op.beta, {rows, heads}, wide(op.q.dtype()), "beta");
 }
 
+// One state per document, or that of the first or last one alone.
 template <class Op>
-Shape state_shape(const Op& op) {
-  return {op.cu_seqlens.dim(0) - 1, op.q.dim(1), op.q.dim(2), op.v.dim(2)};
+void check_states(const Op& op, const ConstTensorView& states, const char* what) {
+  if (states.empty()) return;
+  const std::int64_t documents = op.cu_seqlens.dim(0) - 1,
+                     given =
+                         states.rank() == 4 && states.dim(0) == 1 && documents > 0 ? 1 : documents;
+  check_as(states, {given, op.q.dim(1), op.q.dim(2), op.v.dim(2)}, op.g.dtype(), what);
 }
 
 template <class Op>
@@ -46,7 +45,7 @@ void check_chunks(const Op& op) {
   MOESAIC_CHECK(op.cu_seqlens.rank() == 1 && op.cu_seqlens.dim(0) >= 1,
                 "cu_seqlens must be [documents + 1]");
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
-  check_if_given(op.s0, state_shape(op), op.g.dtype(), "s0");
+  check_states(op, op.s0, "s0");
   if (op.saved.empty()) return;
   check_dtype(op.saved, op.g.dtype(), "saved");
   MOESAIC_CHECK(op.saved.numel() == kda_saved_numel(op.q.dim(0),
@@ -81,7 +80,7 @@ std::int64_t kda_saved_numel(std::int64_t tokens,
 void KdaChunkForward::check() const {
   check_chunks(*this);
   check_as(o, v.shape(), q.dtype(), "o");
-  check_if_given(s_final, state_shape(*this), g.dtype(), "s_final");
+  check_states(*this, s_final, "s_final");
 }
 
 OpCost KdaChunkForward::cost() const {
@@ -98,8 +97,8 @@ void KdaChunkBackward::check() const {
   check_as(dv, v.shape(), q.dtype(), "dv");
   check_as(dg, g.shape(), g.dtype(), "dg");
   check_as(dbeta, beta.shape(), g.dtype(), "dbeta");
-  check_if_given(ds0, state_shape(*this), g.dtype(), "ds0");
-  check_if_given(ds_final, state_shape(*this), g.dtype(), "ds_final");
+  check_states(*this, ds0, "ds0");
+  check_states(*this, ds_final, "ds_final");
 }
 
 OpCost KdaChunkBackward::cost() const {

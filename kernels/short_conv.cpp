@@ -34,7 +34,8 @@ void check_history(const ConstTensorView& history,
                    std::int64_t taps,
                    const char* what) {
   if (history.empty()) return;
-  check_shape(history, {documents, taps - 1, x.dim(1)}, what);
+  const bool of_first = history.rank() == 3 && history.dim(0) == 1 && documents > 0;
+  check_shape(history, {of_first ? 1 : documents, taps - 1, x.dim(1)}, what);
   check_dtype(history, x.dtype(), what);
 }
 
@@ -75,8 +76,11 @@ void ShortConvTail::check() const {
   MOESAIC_CHECK(x.rank() == 2, "x must be [tokens, channels]");
   MOESAIC_CHECK(next.rank() == 3, "next must be [documents, taps - 1, channels]");
   const auto documents = check_documents(cu_seqlens);
-  check_history(next, x, documents, next.dim(1) + 1, "next");
-  check_history(history, x, documents, next.dim(1) + 1, "history");
+  check_shape(next, {documents, next.dim(1), x.dim(1)}, "next");
+  check_dtype(next, x.dtype(), "next");
+  if (history.empty()) return;
+  check_shape(history, next.shape(), "history");
+  check_dtype(history, x.dtype(), "history");
 }
 
 OpCost ShortConvTail::cost() const {

@@ -239,6 +239,7 @@ Mesh::Mesh(const MeshConfig& config, Communicator& world, const std::vector<Axis
     impl_->make({static_cast<Axis>(i)});
   impl_->make({Axis::dp, Axis::cp});
   impl_->make({Axis::dp, Axis::cp, Axis::tp});
+  impl_->make({Axis::cp, Axis::tp});
   impl_->make({Axis::edp, Axis::ep, Axis::etp});
   impl_->make({Axis::edp, Axis::etp});
   impl_->make({Axis::edp, Axis::ep});

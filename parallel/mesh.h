@@ -95,8 +95,8 @@ class ProcessGroup {
 };
 
 /// A layout with its communicators. Groups of equal members share one; a group of all ranks is the
-/// world's own. Made for every single axis, {dp, cp} (losses, dense gradients), {dp, cp, tp} (a
-/// stage), and what `more_groups` lists; all ranks must construct it alike.
+/// world's own. Made for every single axis, {dp, cp} (losses, dense gradients), {cp, tp} (who share
+/// a micro-batch), {dp, cp, tp} (a stage), and what `more_groups` lists; all ranks must construct it alike.
 class Mesh {
  public:
   using AxisList = std::vector<Axis>;

@@ -12,7 +12,7 @@
 #     balance balance_counts router_loss: balance    expert_capacity expert_sort grouped_gemm grouped_tiles permute router router_backward: moe
 #     sparse_mla sparse_mla_plain sparse_mla_sums: dsa
 #     embedding: model    muon newton_schulz: optim, model    indexer_loss indexer_select: dsa    quant_fp8: quant
-#     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare: kda
+#     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare kda_segment: kda
 #     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_block vocab_divergence: loss
 #   one run of each tensor-core kernel
 #     attention_tiled attention_tiled_dkv attention_tiled_dq attention_tiled_forward grouped_gemm_rows
@@ -40,7 +40,7 @@ check() { # NAME TOOL COMMAND…
 
 # racecheck takes longest, so it starts first; its reference cases are cut by family.
 for dtype in bf16 f32; do
-  for family in activation attnres balance dsa kda_core kda_layer mla model moe norms optim quant short_conv loss; do
+  for family in activation attnres balance dsa kda_core kda_cp kda_layer mla model moe norms optim quant short_conv loss; do
     mkdir -p "$logs/cases/$family"
     ln -sf "$PWD"/tests/golden/"$family"__*.safetensors "$logs/cases/$family/"
     check "$family,$dtype" racecheck "$build/apps/moesaic" verify --cases "$logs/cases/$family" --device cuda --dtype $dtype

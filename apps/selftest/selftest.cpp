@@ -18,6 +18,8 @@
 namespace moesaic::apps::selftest {
 namespace {
 
+constexpr int kThreadsAlone = 4;  // without a launcher and --ranks
+
 config::Config load(const LayoutsOptions& options) {
   std::vector<std::string> overrides = options.overrides;
   for (const std::string fixed : {"run.precision=f64", "run.device=cpu"}) {
@@ -138,15 +140,17 @@ class Table {
   std::size_t failed_ = 0;
 };
 
-// Each process of a launcher would do all of it.
-void require_alone(int ranks) {
+// Threads to take as ranks; 0: the ranks of the launcher, each process of which would do all the work of threads again.
+int threads_for(const LayoutsOptions& options) {
   const Launch launch =
       read_launch([](const char* name) -> const char* { return std::getenv(name); });
-  if (launch.size == 1 || launch.by == Launch::By::allocation) return;
+  const bool alone = launch.by == Launch::By::nobody || launch.by == Launch::By::allocation;
+  if (options.ranks == 0) return alone ? kThreadsAlone : 0;
+  if (alone || launch.size == 1) return options.ranks;
   throw UsageError(
       fmt::format("--ranks {} are threads of one process, and a launcher started {} processes "
                   "({}); leave out --ranks, or the launcher",
-                  ranks,
+                  options.ranks,
                   launch.size,
                   launch.found));
 }
@@ -188,10 +192,14 @@ int compare_all(const LayoutsOptions& options,
 }  // namespace
 
 int run_layouts(const LayoutsOptions& options, std::ostream& out) {
-  if (options.ranks > 0) {
-    const int problem = run_before_mpi([&] { require_alone(options.ranks); });
-    if (problem != 0) return problem;
-    const config::Config config = load(options);
+  config::Config config;
+  int threads = 0;
+  const int problem = run_before_mpi([&] {
+    threads = threads_for(options);
+    config = load(options);
+  });
+  if (problem != 0) return problem;
+  if (threads > 0) {
     const RunLayout run = [&](const Layout& layout) {
       RunResult first;
       const config::Config laid = in_layout(config, layout);
@@ -201,11 +209,8 @@ int run_layouts(const LayoutsOptions& options, std::ostream& out) {
       });
       return first;
     };
-    return compare_all(options, config, options.ranks, true, run, out);
+    return compare_all(options, config, threads, true, run, out);
   }
-  config::Config config;
-  if (const int failed = run_before_mpi([&] { config = load(options); }); failed != 0)
-    return failed;
   return run_ranks({}, [&](const RankPlace& place) {
     Communicator& world = place.world;
     const RunLayout run = [&](const Layout& layout) {

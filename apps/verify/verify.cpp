@@ -20,7 +20,6 @@ const std::map<std::string, std::string>& skip_reasons() {
   static const std::map<std::string, std::string> reasons{
       {"vision__tower", "the vision tower is not implemented"},
       {"loss__policy", "policy-gradient objectives are not implemented"},
-      {"kda_cp__ranks", "KDA across context-parallel ranks is not implemented"},
   };
   return reasons;
 }

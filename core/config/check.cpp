@@ -494,6 +494,55 @@ class Checker {
               parallel.tp,
               fmt::format("train.phases[{}].sequence_length", i),
               config_.train.phases[i].sequence_length.value_or(0));
+    context("data.sequence_length",
+            config_.data.sequence_length,
+            "train.micro_batch_size",
+            config_.train.micro_batch_size);
+    for (std::size_t i = 0; i < config_.train.phases.size(); ++i) {
+      const PhaseConfig& phase = config_.train.phases[i];
+      if (!phase.sequence_length && !phase.micro_batch_size) continue;
+      context(fmt::format("train.phases[{}].sequence_length", i),
+              phase.sequence_length.value_or(config_.data.sequence_length),
+              fmt::format("train.phases[{}].micro_batch_size", i),
+              phase.micro_batch_size.value_or(config_.train.micro_batch_size));
+    }
+  }
+
+  /// The tokens of a micro-batch are cut into cp equal contiguous pieces, and these among tp ranks; a short convolution
+  /// reaches into the piece before, no further.
+  void context(const std::string& length_key,
+               std::int64_t length,
+               const std::string& micro_key,
+               std::int64_t micro) {
+    const std::int64_t cp = config_.parallel.cp,
+                       tp = std::max<std::int64_t>(1, config_.parallel.tp), tokens = length * micro;
+    if (cp <= 1 || tokens <= 0 || tokens % tp != 0) return;
+    const auto problem = [&](const std::string& message) {
+      add({"parallel.cp", length_key, micro_key}, message);
+    };
+    if (tokens / tp % cp != 0) {
+      return problem(fmt::format(
+          "{} does not cut the {} tokens of a micro-batch ({} x {}){} into equal pieces. Nearest "
+          "valid: {}",
+          cp,
+          tokens,
+          length_key,
+          micro_key,
+          tp > 1 ? fmt::format(", {} for each of {} ranks along tp,", tokens / tp, tp) : "",
+          near_divisors(tokens / tp, cp)));
+    }
+    const std::int64_t reach =
+        model_.linear_attn_config ? model_.linear_attn_config->short_conv_kernel_size - 1 : 0;
+    if (tokens / cp >= reach) return;
+    std::int64_t most = std::max<std::int64_t>(1, tokens / reach);
+    while (tokens / tp % most != 0)
+      --most;
+    problem(fmt::format(
+        "pieces of {} tokens are shorter than the {} that "
+        "model.linear_attn_config.short_conv_kernel_size reaches back. Nearest valid: {}",
+        tokens / cp,
+        reach,
+        most));
   }
 
   // Sizes that are split; 0 when there is nothing of the kind.
@@ -576,17 +625,6 @@ std::vector<Problem> untrainable(const Config& config) {
                         "model.rope_scaling",
                         "context extension by YaRN can be planned but not trained; remove the "
                         "group to train with plain rotation"});
-  }
-  const auto& parallel = config.parallel;
-  const std::tuple<const char*, std::int64_t, const char*> axes[] = {
-      {"cp", parallel.cp, "context parallelism"}};
-  for (const auto& [key, degree, what] : axes) {
-    if (degree > 1)
-      problems.push_back({"",
-                          0,
-                          0,
-                          std::string("parallel.") + key,
-                          std::string(what) + " can be planned but not trained; set the key to 1"});
   }
   return problems;
 }

@@ -25,7 +25,7 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("pp", &S::pp, "Pipeline stages, which share the layers.")
       .between(1, kMaxRanks)
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
-  f("cp", &S::cp, "Context-parallel degree: pieces of each sequence.")
+  f("cp", &S::cp, "Context-parallel degree: contiguous pieces of a micro-batch's tokens.")
       .between(1, kMaxRanks)
       .also({"context_parallel_size"});
   f("ep", &S::ep, "Expert-parallel degree: ranks that share the experts of a layer.")

@@ -1,6 +1,7 @@
 #include "core/model/indexer.h"
 
 #include "core/nn/losses.h"
+#include "kernels/ops/elementwise.h"
 #include "kernels/ops/indexer.h"
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/rope.h"
@@ -38,12 +39,24 @@ void Indexer::rotate(Tape& tape, TensorView x, bool inverse) const {
                 .inverse = inverse});
 }
 
+// From the gradient of the keys that this rank's queries saw to that of its own keys, by all queries.
+TensorView Indexer::own_key_gradient(Tape& tape, TensorView all) const {
+  if (context_ == nullptr) return all;
+  if (keys_ < all.dim(0)) tape.run(Fill{.y = all.rows(keys_, all.dim(0)), .value = 0});
+  const TensorView own =
+      tape.temp({context_->own(all.dim(0)), all.dim(1)}, all.dtype(), "d indexer.k, own");
+  context_->sum_to_own(own, all, tape.stream());
+  return own;
+}
+
 void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
   const std::int64_t t = bounds.tokens, h = options_.heads, n = options_.head_dim;
   const DType compute = precision_.compute, stats = precision_.stats;
   slices_ = bounds.slices;
   x_ = x;
   qa_ = qa.valid() ? qa : x;
+  context_ = bounds.context;
+  keys_ = bounds.key_tokens();
   q_ = tape.activation("indexer.q", {t, h, n}, compute);
   k_raw_ = tape.activation("indexer.k_raw", {t, n}, compute);
   k_ = tape.activation("indexer.k", {t, n}, compute);
@@ -71,11 +84,18 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
                            .eps = options_.norm_eps});
     rotate(p, k.reshaped({k.dim(0), 1, k.dim(1)}), false);
   });
+  all_k_ = k_;
+  if (context_ != nullptr) {
+    all_k_ = tape.activation("indexer.all_k", {t * context_->size(), n}, compute);
+    tape.step("indexer.all_k", {k_}, {all_k_}, [this](Tape& p) {
+      context_->gather(p.out(all_k_), p.in(k_), p.stream());
+    });
+  }
   tape.step(
       "indexer.w", {x_}, {w_}, [this](Tape& p) { linear(p, p.out(w_), p.in(x_), weights_proj_); });
   tape.step(
       "indexer.select",
-      {q_, k_, w_},
+      {q_, all_k_, w_},
       {selected_},
       [this](Tape& p) { select(p); },
       StepKind::chooses);
@@ -86,9 +106,9 @@ void Indexer::select(Tape& tape) const {
   IndexerSelect op{.selected = selected,
                    .scores = scores_,
                    .qi = tape.in(q_),
-                   .ki = tape.in(k_),
+                   .ki = tape.in(all_k_).rows(0, keys_),
                    .w = tape.in(w_),
-                   .cu_seqlens = tape.sequence().cu,
+                   .cu_seqlens = tape.sequence().key_documents(),
                    .given = given_};
   if (slices_ == nullptr || !given_.empty() || !scores_.empty()) return tape.run(op);
   const RowRange rows = own_queries(selected.dim(0));
@@ -105,27 +125,28 @@ RowRange Indexer::own_queries(std::int64_t tokens) const {
 }
 
 void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
-  const ConstTensorView q = tape.in(q_), k = tape.in(k_), w = tape.in(w_);
+  const ConstTensorView q = tape.in(q_), all_k = tape.in(all_k_), w = tape.in(w_);
   const RowRange rows = own_queries(q.dim(0));
   bool trained = false;
   for (const StorageId id : {wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_})
     trained = trained || !tape.grad(id).empty();
   const DType compute = precision_.compute;
   const TensorView dq = trained ? tape.temp(q.shape(), compute, "d indexer.q") : TensorView();
-  const TensorView dk = trained ? tape.temp(k.shape(), compute, "d indexer.k") : TensorView();
+  const TensorView all_dk =
+      trained ? tape.temp(all_k.shape(), compute, "d indexer.k") : TensorView();
   const TensorView dw = trained ? tape.temp(w.shape(), compute, "d indexer.w") : TensorView();
   tape.run(IndexerLoss{.kl = loss_slot(tape.context().losses, Loss::indexer_kl),
                        .dqi = dq,
-                       .dki = dk,
+                       .dki = trained ? all_dk.rows(0, keys_) : TensorView(),
                        .dw = dw,
                        .qi = q,
-                       .ki = k,
+                       .ki = all_k.rows(0, keys_),
                        .w = w,
                        .q = attention.q,
                        .kvb = attention.kvb,
                        .kr = attention.kr,
                        .lse = attention.lse,
-                       .cu_seqlens = tape.sequence().cu,
+                       .cu_seqlens = tape.sequence().key_documents(),
                        .selected = sparse ? tape.in(selected_) : ConstTensorView(),
                        .tokens = step_scalar(tape.context().step_scalars, StepScalar::tokens),
                        .dn = attention.qk_nope_dim,
@@ -143,6 +164,7 @@ void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
                   wq_b_,
                   false);
   linear_backward(tape, {}, own(dw), own(tape.in(x_)), weights_proj_, false);
+  const TensorView dk = own_key_gradient(tape, all_dk);
   rotate(tape, dk.reshaped({dk.dim(0), 1, dk.dim(1)}), true);
   {
     const WeightLease weight = tape.weight(k_norm_weight_);

@@ -35,13 +35,18 @@ class Indexer {
   void select(Tape& tape) const;
   /// All of them where tokens are not cut.
   RowRange own_queries(std::int64_t tokens) const;
+  TensorView own_key_gradient(Tape& tape, TensorView all) const;
 
   IndexerOptions options_;
   bool rope_ = false;
   double rope_theta_ = 10000.0;
   Precision precision_;
   StorageId wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_;
-  const TokenSlices* slices_ = nullptr;  // of the micro-batches declared last
+  // Of the micro-batches declared last.
+  const TokenSlices* slices_ = nullptr;
+  const TokenSlices* context_ = nullptr;
+  std::int64_t keys_ = 0;
+  ActId all_k_;  // of all pieces along Axis::cp
   ActId x_, qa_, q_, k_raw_, k_, k_mean_, k_inv_std_, w_, selected_;
   ConstTensorView given_;
   TensorView scores_;

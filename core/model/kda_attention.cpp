@@ -69,6 +69,7 @@ KdaAttention::KdaAttention(ParameterStore& params,
 
 void KdaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   x_ = x;
+  context_ = bounds.context;
   declare_projections(tape, bounds.tokens);
   declare_core(tape, bounds.tokens);
   declare_output(tape, bounds.tokens, y);
@@ -86,11 +87,18 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
     tape.step(raw[i], {x_}, {s.raw}, [this, i](Tape& t) {
       linear(t, t.out(qkv_[i].raw), t.in(x_), qkv_[i].proj);
     });
-    tape.step(out[i], {s.raw}, {s.out}, [this, i](Tape& t) {
+  }
+  declare_halo(tape, p);
+  for (int i = 0; i < 3; ++i) {
+    const Stream3& s = qkv_[i];
+    std::vector<ActId> reads{s.raw};
+    if (halo_.valid()) reads.push_back(halo_);
+    tape.step(out[i], reads, {s.out}, [this, i](Tape& t) {
       const WeightLease w = t.weight(qkv_[i].conv);
       t.run(ShortConvForward{.y = t.out(qkv_[i].out),
                              .x = t.in(qkv_[i].raw),
                              .w = w.view().reshaped({w.view().dim(0), options_.conv_kernel}),
+                             .history = history(t, i),
                              .cu_seqlens = t.sequence().cu});
     });
   }
@@ -136,8 +144,13 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
                                       .dt_bias = dt_bias.view(),
                                       .g_min = options_.gate_lower_bound});
             });
+  std::vector<ActId> reads{q_, k_, qkv_[2].out, g_decay_, beta_};
+  if (context_ != nullptr) {
+    declare_states(tape);
+    reads.push_back(state_in_);
+  }
   o_ = tape.activation("attn.o", heads, compute);
-  tape.step("attn.core", {q_, k_, qkv_[2].out, g_decay_, beta_}, {o_}, [this](Tape& t) {
+  tape.step("attn.core", reads, {o_}, [this](Tape& t) {
     t.run(KdaChunkForward{.o = t.out(o_),
                           .s_final = final_states_,
                           .q = t.in(q_),
@@ -145,6 +158,7 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
                           .v = t.in(qkv_[2].out).reshaped(t.in(q_).shape()),
                           .g = t.in(g_decay_),
                           .beta = t.in(beta_),
+                          .s0 = entering_state(t),
                           .cu_seqlens = t.sequence().cu,
                           .chunk_size = static_cast<int>(options_.chunk_size)});
   });
@@ -224,18 +238,21 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
     view = tape.temp(heads, compute, "d attn.qkv");
   const TensorView dg = tape.temp(heads, stats, "d attn.g");
   const TensorView dbeta = tape.temp({tokens, options_.heads}, stats, "d attn.beta");
+  const ConstTensorView ds_final =
+      context_ != nullptr ? leaving_gradient(tape, d_o) : dfinal_states_;
   tape.run(KdaChunkBackward{.dq = d[0],
                             .dk = d[1],
                             .dv = d[2],
                             .dg = dg,
                             .dbeta = dbeta,
                             .d_o = d_o,
-                            .ds_final = dfinal_states_,
+                            .ds_final = ds_final,
                             .q = tape.in(q_),
                             .k = tape.in(k_),
                             .v = tape.in(qkv_[2].out).reshaped(heads),
                             .g = tape.in(g_decay_),
                             .beta = tape.in(beta_),
+                            .s0 = entering_state(tape),
                             .cu_seqlens = tape.sequence().cu,
                             .chunk_size = static_cast<int>(options_.chunk_size)});
   const TensorView dz = tape.temp(heads, compute, "d attn.z");
@@ -267,6 +284,8 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
   const TensorView dinner = tape.temp(inner.shape(), compute, "d attn.f_inner");
   linear_backward(tape, dinner, dz.reshaped(flat), inner, f_b_, false);
   linear_backward(tape, dx, dinner, x, f_a_, true);
+  const TensorView dhalo =
+      halo_.valid() ? tape.temp(tape.in(halo_).shape(), compute, "d attn.halo") : TensorView();
   for (int i = 0; i < 3; ++i) {
     const TensorView draw = d[i].reshaped(flat);
     const WeightLease w = tape.weight(qkv_[i].conv);
@@ -274,12 +293,16 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
     const TensorView dw = tape.grad(qkv_[i].conv);
     tape.run(ShortConvBackward{.dx = draw,
                                .dw = dw.empty() ? dw : dw.reshaped(taps),
+                               .dhistory = halo_.valid() ? dhalo.rows(i, i + 1) : TensorView(),
                                .dy = draw,
                                .x = tape.in(qkv_[i].raw),
                                .w = w.view().reshaped(taps),
+                               .history = history(tape, i),
                                .cu_seqlens = tape.sequence().cu});
-    linear_backward(tape, dx, draw, x, qkv_[i].proj, true);
   }
+  if (halo_.valid()) return_halo(tape, dhalo, d);
+  for (int i = 0; i < 3; ++i)
+    linear_backward(tape, dx, d[i].reshaped(flat), x, qkv_[i].proj, true);
 }
 
 void KdaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {

@@ -10,7 +10,9 @@ namespace moesaic {
 ///   o = gated delta rule(q, k, v, g, beta);  y = (RMSNorm_head(o) * sigma(G)) Wo^T
 ///   G = x Wg^T (full rank) or (x Wga^T) Wgb^T
 ///
-/// The heads are split over Axis::tp; what all heads share (A_log, o_norm, inner gate projections) is on every rank.
+/// The heads are split over Axis::tp; what all heads share (A_log, o_norm, inner gate projections) is on every rank. Where a
+/// sequence is cut along Axis::cp (Bounds::context), the convolutions get their first rows from the rank before and the
+/// recurrence its first state from the affine maps of the pieces before (SPEC 1.8).
 class KdaAttention : public Module {
  public:
   KdaAttention(ParameterStore& params, const std::string& prefix, const KdaOptions& options);
@@ -26,6 +28,13 @@ class KdaAttention : public Module {
 
  private:
   void declare_projections(TapeSpec& tape, std::int64_t tokens);
+  // Along Axis::cp, in kda_context.cpp.
+  void declare_halo(TapeSpec& tape, std::int64_t channels);
+  void declare_states(TapeSpec& tape);
+  ConstTensorView history(Tape& tape, int i) const;
+  ConstTensorView entering_state(Tape& tape) const;
+  ConstTensorView leaving_gradient(Tape& tape, ConstTensorView d_o);
+  void return_halo(Tape& tape, ConstTensorView dhalo, const TensorView (&draw)[3]) const;
   void declare_core(TapeSpec& tape, std::int64_t tokens);
   void declare_output(TapeSpec& tape, std::int64_t tokens, ActId y);
   TensorView backward_output(Tape& tape, ConstTensorView dy, TensorView dx);
@@ -50,6 +59,9 @@ class KdaAttention : public Module {
   StorageId f_a_, f_b_, b_proj_, a_log_, dt_bias_, g_, g_a_, g_b_, o_norm_, o_proj_;
   ActId x_, f_inner_, z_, beta_logit_, q_, k_, g_decay_, beta_, q_rstd_, k_rstd_, o_, gate_inner_,
       gate_, normed_, inv_rms_;
+  const TokenSlices* context_ = nullptr;  // of the micro-batches declared last
+  ActId halo_;                            // [3, taps - 1, channels]
+  ActId state_m_, state_e_, state_in_;
   TensorView final_states_;
   ConstTensorView dfinal_states_;
 };

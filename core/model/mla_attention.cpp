@@ -90,6 +90,8 @@ void MlaAttention::rotate(Tape& tape, TensorView x, std::int64_t begin, bool inv
 void MlaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   x_ = x;
   slices_ = bounds.slices;
+  context_ = bounds.context;
+  keys_ = bounds.key_tokens();
   declare_query(tape, bounds.tokens);
   declare_key_value(tape, bounds.tokens);
   if (indexer_) indexer_->declare(tape, bounds, x_, options_.q_lora_rank > 0 ? qa_ : ActId());
@@ -133,7 +135,7 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
   c_ = tape.activation("attn.c", {tokens, ckv}, compute);
   c_inv_rms_ = tape.activation("attn.c_inv_rms", {tokens}, precision_.stats);
   kvb_ = tape.activation(
-      "attn.kvb", {tokens, options_.heads, options_.qk_nope_dim + options_.v_dim}, compute);
+      "attn.kvb", {keys_, options_.heads, options_.qk_nope_dim + options_.v_dim}, compute);
   tape.step("attn.c_raw", {x_}, {c_raw_}, [this, ckv](Tape& t) {
     linear_rows(t, t.out(c_raw_), t.in(x_), kv_a_, {0, ckv});
   });
@@ -153,22 +155,44 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
                          .weight = w.view(),
                          .eps = options_.latent_eps});
   });
-  tape.step("attn.kvb", {c_}, {kvb_}, [this](Tape& t) {
+  declare_all_keys(tape, tokens);
+  tape.step("attn.kvb", {all_c_}, {kvb_}, [this](Tape& t) {
     const TensorView kvb = t.out(kvb_);
-    linear(t, kvb.reshaped({kvb.dim(0), kvb.dim(1) * kvb.dim(2)}), t.in(c_), kv_b_);
+    linear(t, kvb.reshaped({kvb.dim(0), kvb.dim(1) * kvb.dim(2)}), keys(t, all_c_), kv_b_);
   });
+}
+
+// The latents and shared keys of all pieces along Axis::cp; a rank sees them up to the end of its own.
+void MlaAttention::declare_all_keys(TapeSpec& tape, std::int64_t tokens) {
+  all_c_ = c_;
+  all_kr_ = kr_;
+  if (context_ == nullptr) return;
+  const std::int64_t all = tokens * context_->size();
+  const auto gather = [&](const char* name, ActId own, std::int64_t width) {
+    const ActId id = tape.activation(name, {all, width}, precision_.compute);
+    tape.step(name, {own}, {id}, [this, own, id](Tape& t) {
+      context_->gather(t.out(id), t.in(own), t.stream());
+    });
+    return id;
+  };
+  all_c_ = gather("attn.all_c", c_, options_.kv_lora_rank);
+  if (kr_.valid()) all_kr_ = gather("attn.all_kr", kr_, options_.qk_rope_dim);
+}
+
+ConstTensorView MlaAttention::keys(Tape& tape, ActId all) const {
+  return all.valid() ? tape.in(all).rows(0, keys_) : ConstTensorView();
 }
 
 // What the gather form reads; in the warm-up stage nothing of it is formed.
 void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
   const DType compute = precision_.compute;
   const std::int64_t h = options_.heads, ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
-  kv_ = c_;
+  kv_ = all_c_;
   if (dr > 0) {
-    kv_ = tape.activation("attn.kv", {tokens, ckv + dr}, compute);
-    tape.step("attn.kv", {c_, kr_}, {kv_}, [this](Tape& t) {
+    kv_ = tape.activation("attn.kv", {keys_, ckv + dr}, compute);
+    tape.step("attn.kv", {all_c_, all_kr_}, {kv_}, [this](Tape& t) {
       if (!gathers()) return;
-      t.run(ConcatColumns{.y = t.out(kv_), .a = t.in(c_), .b = t.in(kr_)});
+      t.run(ConcatColumns{.y = t.out(kv_), .a = keys(t, all_c_), .b = keys(t, all_kr_)});
     });
   }
   q_latent_ = tape.activation("attn.q_latent", {tokens, h, ckv + dr}, compute);
@@ -194,8 +218,8 @@ void MlaAttention::attend(Tape& t) {
       .max_logit = max_logit_here(t.context().params),
       .q = t.in(query_),
       .kvb = t.in(kvb_),
-      .kr = kr_.valid() ? t.in(kr_) : ConstTensorView(),
-      .cu_seqlens = t.sequence().cu,
+      .kr = keys(t, all_kr_),
+      .cu_seqlens = t.sequence().key_documents(),
       .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
       .scale = scale()});
 }
@@ -205,8 +229,8 @@ void MlaAttention::attend_latent(Tape& t) {
                          .lse = t.out(lse_),
                          .max_logit = max_logit_here(t.context().params),
                          .q = t.in(q_latent_),
-                         .kv = t.in(kv_),
-                         .cu_seqlens = t.sequence().cu,
+                         .kv = keys(t, kv_),
+                         .cu_seqlens = t.sequence().key_documents(),
                          .selected = t.in(indexer_->selected()),
                          .scale = scale()});
   const WeightLease w = t.weight(kv_b_);
@@ -225,7 +249,7 @@ void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId 
   o_ = tape.activation("attn.o", {tokens, h, dv}, stats);
   lse_ = tape.activation("attn.lse", {h, tokens}, stats);
   std::vector<ActId> reads{query_, kvb_};
-  if (kr_.valid()) reads.push_back(kr_);
+  if (all_kr_.valid()) reads.push_back(all_kr_);
   if (indexer_) reads.push_back(indexer_->selected());
   std::vector<ActId> writes{o_, lse_};
   if (may_gather_) {
@@ -288,15 +312,31 @@ TensorView MlaAttention::backward_gate(Tape& tape, ConstTensorView dy, TensorVie
 
 MlaAttention::InputGradients MlaAttention::take_gradients(Tape& tape) {
   const DType compute = precision_.compute;
-  return {
-      .dq = tape.temp(tape.in(query_).shape(), compute, "d attn.q"),
-      .dc = tape.temp(tape.in(c_).shape(), compute, "d attn.c"),
-      .dkr = kr_.valid() ? tape.temp(tape.in(kr_).shape(), compute, "d attn.kr") : TensorView()};
+  InputGradients g;
+  g.dq = tape.temp(tape.in(query_).shape(), compute, "d attn.q");
+  g.all_dc = tape.temp(tape.in(all_c_).shape(), compute, "d attn.c");
+  g.dc = g.all_dc.rows(0, keys_);
+  if (!kr_.valid()) return g;
+  g.all_dkr = tape.temp(tape.in(all_kr_).shape(), compute, "d attn.kr");
+  g.dkr = g.all_dkr.rows(0, keys_);
+  return g;
+}
+
+// From the gradients of the keys that this rank's queries saw to those of its own keys, by all queries.
+void MlaAttention::sum_key_gradients(Tape& tape, InputGradients& g) const {
+  const auto own = [&](TensorView all, const char* tag) {
+    if (keys_ < all.dim(0)) tape.run(Fill{.y = all.rows(keys_, all.dim(0)), .value = 0});
+    const TensorView sum = tape.temp({context_->own(all.dim(0)), all.dim(1)}, all.dtype(), tag);
+    context_->sum_to_own(sum, all, tape.stream());
+    return sum;
+  };
+  g.dc = own(g.all_dc, "d attn.c, own");
+  if (!g.dkr.empty()) g.dkr = own(g.all_dkr, "d attn.kr, own");
 }
 
 MlaAttention::InputGradients MlaAttention::backward_attention(Tape& tape, ConstTensorView d_o) {
   const InputGradients g = take_gradients(tape);
-  const ConstTensorView kvb = tape.in(kvb_), c = tape.in(c_);
+  const ConstTensorView kvb = tape.in(kvb_), c = keys(tape, all_c_);
   const TensorView dkvb = tape.temp(kvb.shape(), precision_.compute, "d attn.kvb");
   tape.run(AttentionBackward{
       .dq = g.dq,
@@ -307,8 +347,8 @@ MlaAttention::InputGradients MlaAttention::backward_attention(Tape& tape, ConstT
       .lse = tape.in(lse_),
       .q = tape.in(query_),
       .kvb = kvb,
-      .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
-      .cu_seqlens = tape.sequence().cu,
+      .kr = keys(tape, all_kr_),
+      .cu_seqlens = tape.sequence().key_documents(),
       .selected = indexer_ && sparse_ ? tape.in(indexer_->selected()) : ConstTensorView(),
       .scale = scale()});
   linear_backward(
@@ -323,7 +363,7 @@ MlaAttention::InputGradients MlaAttention::backward_latent(Tape& tape, ConstTens
   const InputGradients g = take_gradients(tape);
   const ConstTensorView rounded = cast_to(tape, d_o, compute, "d attn.o.rounded"),
                         query = tape.in(query_), q = tape.in(q_latent_), o = tape.in(o_latent_),
-                        kv = tape.in(kv_);
+                        kv = keys(tape, kv_);
   const WeightLease w = tape.weight(kv_b_);
   const TensorView dw = tape.grad(kv_b_),
                    d_latent = tape.temp(o.shape(), compute, "d attn.o_latent"),
@@ -338,7 +378,7 @@ MlaAttention::InputGradients MlaAttention::backward_latent(Tape& tape, ConstTens
                              .lse = tape.in(lse_),
                              .q = q,
                              .kv = kv,
-                             .cu_seqlens = tape.sequence().cu,
+                             .cu_seqlens = tape.sequence().key_documents(),
                              .selected = tape.in(indexer_->selected()),
                              .scale = scale(),
                              .key_sums = options_.indexer->key_sums});
@@ -405,7 +445,8 @@ void MlaAttention::backward_projections(Tape& tape, const InputGradients& g, Ten
 void MlaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
   const TensorView d_gated = backward_gate(tape, dy, dx);
   const ConstTensorView d_o = d_gated.reshaped(tape.in(o_).shape());
-  const InputGradients g = gathers() ? backward_latent(tape, d_o) : backward_attention(tape, d_o);
+  InputGradients g = gathers() ? backward_latent(tape, d_o) : backward_attention(tape, d_o);
+  if (context_ != nullptr) sum_key_gradients(tape, g);
   if (indexer_) backward_indexer(tape);
   backward_projections(tape, g, dx);
 }
@@ -423,7 +464,7 @@ void MlaAttention::backward_indexer(Tape& tape) {
   indexer_->backward(tape,
                      {.q = q,
                       .kvb = kvb,
-                      .kr = kr_.valid() ? tape.in(kr_) : ConstTensorView(),
+                      .kr = keys(tape, all_kr_),
                       .lse = lse,
                       .qk_nope_dim = options_.qk_nope_dim,
                       .scale = scale()},

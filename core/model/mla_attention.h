@@ -20,6 +20,10 @@ namespace moesaic {
 /// The heads are split over Axis::tp; latents, the shared key and what the indexer scores with are formed on every rank;
 /// its choice and its loss are shared out by queries. The indexer's target sums over all heads: what it reads of them is
 /// gathered.
+///
+/// Where a sequence is cut along Axis::cp (Bounds::context) the queries stay where they are; latents, shared keys and the
+/// indexer's keys are gathered, per-head keys and values formed of all tokens up to the end of a rank's own piece, and the
+/// gradients of latents and keys summed back in rank order.
 class MlaAttention : public Module {
  public:
   MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options);
@@ -50,10 +54,15 @@ class MlaAttention : public Module {
   void attend(Tape& tape);
   void attend_latent(Tape& tape);
   TensorView backward_gate(Tape& tape, ConstTensorView dy, TensorView dx);
-  /// Gradients of what attention read: the query [T, H, dn + dr], the normed latent and the shared key.
+  /// Gradients of what attention read: the query [T, H, dn + dr], the normed latent and the shared key; these two are rows
+  /// of those of all tokens.
   struct InputGradients {
-    TensorView dq, dc, dkr;
+    TensorView dq, dc, dkr, all_dc, all_dkr;
   };
+  void declare_all_keys(TapeSpec& tape, std::int64_t tokens);
+  /// Rows of what was gathered that this rank's queries may see; empty for none.
+  ConstTensorView keys(Tape& tape, ActId all) const;
+  void sum_key_gradients(Tape& tape, InputGradients& g) const;
   /// Backward of the indexer, with what it reads of all heads.
   void backward_indexer(Tape& tape);
   ConstTensorView all_heads(Tape& tape, ConstTensorView own, const char* tag) const;
@@ -70,7 +79,10 @@ class MlaAttention : public Module {
 
   MlaOptions options_;  // heads: of this rank
   std::int64_t first_head_ = 0;
-  const TokenSlices* slices_ = nullptr;  // of the micro-batches declared last
+  // Of the micro-batches declared last.
+  const TokenSlices* slices_ = nullptr;
+  const TokenSlices* context_ = nullptr;
+  std::int64_t keys_ = 0;
   Precision precision_;
   std::string query_matrix_, key_value_matrix_;
   StorageId q_a_, q_a_norm_, q_b_, kv_a_, kv_a_norm_, kv_b_, g_, o_proj_;
@@ -78,6 +90,7 @@ class MlaAttention : public Module {
   std::unique_ptr<Indexer> indexer_;
   bool sparse_ = true;
   bool may_gather_ = false;  ///< in the sparse stage, for the size that was declared
+  ActId all_c_, all_kr_;     // c_ and kr_ of all pieces along Axis::cp
   ActId x_, qa_raw_, qa_, qa_inv_rms_, query_, c_raw_, c_, c_inv_rms_, kr_, kvb_, o_, lse_, gate_,
       gated_;
   ActId kv_, q_latent_, o_latent_;  // of the gather form

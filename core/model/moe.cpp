@@ -96,16 +96,17 @@ void MoeLayer::declare_experts_parameters(ParameterStore& params) {
 void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   a_ = {};
   a_.x = x;
-  capacity_ = capacity_of(options_, bounds.tokens);
+  capacity_ = capacity_of(options_, bounds.batch_tokens());
   exchange_ = bounds.exchange;
   slices_ = bounds.slices;
+  batch_slices_ = bounds.batch_slices;
   expert_slices_ = bounds.expert_slices;
   const std::int64_t tokens = bounds.own_tokens();
   expert_tokens_ = expert_slices_ != nullptr ? tokens * expert_slices_->size() : tokens;
   MOESAIC_CHECK((exchange_ != nullptr) == (params_.position().extent(Axis::ep) > 1),
                 "experts on several ranks need an exchange");
   declare_routing(tape, tokens);
-  if (capacity_ > 0) declare_capacity(tape, bounds.tokens);
+  if (capacity_ > 0) declare_capacity(tape, bounds.batch_tokens());
   // Counters change state, so they are a step of their own that nothing reads: replays never repeat it.
   tape.step(
       "moe.count",

@@ -109,6 +109,7 @@ class MoeLayer : public Module {
   // Of the micro-batches declared last.
   ExpertExchange* exchange_ = nullptr;
   const TokenSlices* slices_ = nullptr;
+  const TokenSlices* batch_slices_ = nullptr;
   const TokenSlices* expert_slices_ = nullptr;
   std::int64_t expert_tokens_ = 0;                  // of the ranks along Axis::etp together
   std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are

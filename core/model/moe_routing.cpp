@@ -64,8 +64,10 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
 // A micro-batch has one capacity: its assignments compete with each other wherever they are.
 void MoeLayer::declare_capacity(TapeSpec& tape, std::int64_t all_tokens) {
   const std::int64_t k = options_.top_k;
-  a_.kept = tape.activation(
-      "moe.kept", {slices_ != nullptr ? slices_->own(all_tokens) : all_tokens, k}, DType::u8);
+  a_.kept =
+      tape.activation("moe.kept",
+                      {batch_slices_ != nullptr ? batch_slices_->own(all_tokens) : all_tokens, k},
+                      DType::u8);
   tape.step(
       "moe.capacity",
       {a_.topk, a_.weights},
@@ -77,13 +79,13 @@ void MoeLayer::declare_capacity(TapeSpec& tape, std::int64_t all_tokens) {
                           .num_experts = options_.experts,
                           .capacity = capacity_,
                           .policy = options_.drop_policy};
-        if (slices_ == nullptr) return p.run(op);
+        if (batch_slices_ == nullptr) return p.run(op);
         const TensorView all = p.temp({all_tokens, k}, DType::u8, "moe.kept, all tokens");
         op.kept = all;
-        op.topk = gathered(p, *slices_, op.topk, "moe.topk, all tokens");
-        op.weights = gathered(p, *slices_, op.weights, "moe.weights, all tokens");
+        op.topk = gathered(p, *batch_slices_, op.topk, "moe.topk, all tokens");
+        op.weights = gathered(p, *batch_slices_, op.weights, "moe.weights, all tokens");
         p.run(op);
-        copy_tensor(p.out(a_.kept), slices_->own_rows(all), p.stream());
+        copy_tensor(p.out(a_.kept), batch_slices_->own_rows(all), p.stream());
       },
       StepKind::chooses);
 }
@@ -130,7 +132,7 @@ RouterLosses MoeLayer::losses(Tape& tape) const {
   r.sequence_weight = options_.aux_loss == AuxLoss::sequence ? options_.aux_weight : 0;
   r.switch_weight = options_.aux_loss == AuxLoss::switch_ ? options_.aux_weight : 0;
   r.global_weight = options_.aux_loss == AuxLoss::global ? options_.aux_weight : 0;
-  r.cu = tape.sequence().cu;
+  r.cu = tape.sequence().batch_documents();
   if (frequency_.valid()) r.frequency = tape.context().params.buffer(frequency_);
   r.tokens = step_scalar(scalars, StepScalar::tokens);
   r.documents = step_scalar(scalars, StepScalar::documents);
@@ -156,7 +158,7 @@ void MoeLayer::count(Tape& tape) {
   }
   if (const RouterLosses r = losses(tape); r.any()) {
     const AllRouting all = all_routing(tape);
-    if (losses_need_all() && slices_->rank() != 0) return;  // said once
+    if (losses_need_all() && batch_slices_->rank() != 0) return;  // said once
     tape.run(RouterLossForward{.balance_loss = loss_slot(tape.context().losses, Loss::balance),
                                .z_loss = loss_slot(tape.context().losses, Loss::router_z),
                                .logits = all.logits,
@@ -167,16 +169,16 @@ void MoeLayer::count(Tape& tape) {
 }
 
 bool MoeLayer::losses_need_all() const {
-  return slices_ != nullptr && options_.aux_weight != 0 &&
+  return batch_slices_ != nullptr && options_.aux_weight != 0 &&
          (options_.aux_loss == AuxLoss::sequence || options_.aux_loss == AuxLoss::switch_);
 }
 
 MoeLayer::AllRouting MoeLayer::all_routing(Tape& tape) const {
   const AllRouting own{tape.in(a_.logits), tape.in(a_.scores), tape.in(a_.topk)};
   if (!losses_need_all()) return own;
-  return {gathered(tape, *slices_, own.logits, "moe.logits, all tokens"),
-          gathered(tape, *slices_, own.scores, "moe.scores, all tokens"),
-          gathered(tape, *slices_, own.topk, "moe.topk, all tokens")};
+  return {gathered(tape, *batch_slices_, own.logits, "moe.logits, all tokens"),
+          gathered(tape, *batch_slices_, own.scores, "moe.scores, all tokens"),
+          gathered(tape, *batch_slices_, own.topk, "moe.topk, all tokens")};
 }
 
 void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView dx) {
@@ -187,7 +189,8 @@ void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView 
   const AllRouting all = all_routing(tape);
   const TensorView all_dlogits = tape.temp(all.scores.shape(), precision_.stats, "d moe.logits");
   const auto all_tokens = [&](ConstTensorView own) {
-    return losses_need_all() ? gathered(tape, *slices_, own, "d moe.weights, all tokens") : own;
+    return losses_need_all() ? gathered(tape, *batch_slices_, own, "d moe.weights, all tokens")
+                             : own;
   };
   const RouterLosses r = losses(tape);
   tape.run(RouterBackward{.dlogits = all_dlogits,
@@ -201,7 +204,7 @@ void MoeLayer::backward_router(Tape& tape, ConstTensorView dweights, TensorView 
                           .route_scale = options_.route_scale,
                           .losses = r});
   const ConstTensorView dlogits =
-      losses_need_all() ? slices_->own_rows(all_dlogits) : ConstTensorView(all_dlogits);
+      losses_need_all() ? batch_slices_->own_rows(all_dlogits) : ConstTensorView(all_dlogits);
   const ConstTensorView xs = cast_to(tape, x, precision_.stats, "moe.x");
   if (dx.dtype() == precision_.stats) {
     linear_backward(tape, dx, dlogits, xs, router_, true);

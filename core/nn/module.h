@@ -7,16 +7,28 @@ namespace moesaic {
 
 /// Extents for which activations are declared.
 struct Bounds {
-  std::int64_t tokens = 0;    ///< T of a micro-batch
+  std::int64_t tokens = 0;    ///< T of a micro-batch, or of this rank's piece of it (`context`)
   std::int64_t sequence = 0;  ///< no document is longer; 0 = T
   /// Carries tokens to the ranks of their experts; null when every rank has all experts. Must outlive what is declared.
   ExpertExchange* exchange = nullptr;
   /// The runs of tokens along Axis::tp and Axis::etp; null when there is one. Outlive what is declared.
   const TokenSlices* slices = nullptr;
   const TokenSlices* expert_slices = nullptr;
+  /// The pieces of a micro-batch along Axis::cp, and its runs over all ranks that share it, along Axis::cp and Axis::tp
+  /// (may be `slices` or `context`); null as above.
+  const TokenSlices* context = nullptr;
+  const TokenSlices* batch_slices = nullptr;
+  /// Tokens of the whole micro-batch.
+  std::int64_t batch_tokens() const {
+    return context != nullptr ? tokens * context->size() : tokens;
+  }
+  /// Tokens up to the end of this rank's piece: those that its queries may see.
+  std::int64_t key_tokens() const {
+    return context != nullptr ? tokens * (context->rank() + 1) : tokens;
+  }
   /// Tokens of this rank outside of what is split over Axis::tp.
   std::int64_t own_tokens() const { return slices != nullptr ? slices->own(tokens) : tokens; }
-  std::int64_t longest() const { return sequence > 0 ? sequence : tokens; }
+  std::int64_t longest() const { return sequence > 0 ? sequence : batch_tokens(); }
 };
 
 /// A part of a layer with an explicit forward and backward. The constructor declares parameters; declare() declares

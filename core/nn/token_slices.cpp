@@ -1,5 +1,7 @@
 #include "core/nn/token_slices.h"
 
+#include <vector>
+
 #include <fmt/format.h>
 
 namespace moesaic {
@@ -27,6 +29,25 @@ void TokenSlices::gather(TensorView whole, ConstTensorView own, Stream& stream) 
 
 void TokenSlices::sum_to_own(TensorView own, ConstTensorView whole, Stream& stream) const {
   if (group_ != nullptr) group_->reduce_scatter(own, whole, ReduceOp::sum, stream);
+}
+
+void TokenSlices::pass_on(TensorView from_previous, ConstTensorView to_next, Stream& stream) const {
+  shift(from_previous, to_next, 1, stream);
+}
+
+void TokenSlices::pass_back(TensorView from_next,
+                            ConstTensorView to_previous,
+                            Stream& stream) const {
+  shift(from_next, to_previous, -1, stream);
+}
+
+void TokenSlices::shift(TensorView in, ConstTensorView out, int step, Stream& stream) const {
+  if (group_ == nullptr) return;
+  std::vector<OutgoingMessage> sends;
+  std::vector<IncomingMessage> receives;
+  if (const int to = rank_ + step; to >= 0 && to < size_) sends.push_back({out, to});
+  if (const int from = rank_ - step; from >= 0 && from < size_) receives.push_back({in, from});
+  group_->exchange(sends, receives, stream);
 }
 
 }  // namespace moesaic

@@ -5,7 +5,7 @@
 
 namespace moesaic {
 
-/// The tokens of a micro-batch, cut into equal runs over the ranks of a group: rank r holds run r of all of them. What is
+/// Tokens of a micro-batch, cut into equal runs over the ranks of a group: rank r holds run r of all of them. What is
 /// the same for every token (norms, residual sums, routing) is computed on a rank's own run. Around a part whose weights
 /// are split over the group (attention by heads, inner widths of an MLP) all ranks gather the whole, form their share of
 /// the output for every token, and each receives the sum of the shares for its own run. Backward of the one is the other.
@@ -26,8 +26,15 @@ class TokenSlices {
   void gather(TensorView whole, ConstTensorView own, Stream& stream) const;
   /// own = this rank's run of the sum over ranks of `whole`, in rank order. f64, f32, bf16 (summed in f32, rounded once).
   void sum_to_own(TensorView own, ConstTensorView whole, Stream& stream) const;
+  /// Whoever has a next rank sends it `to_next`; whoever has a previous one receives its into `from_previous`, else that
+  /// stays as it is. Of one shape, any dtype.
+  void pass_on(TensorView from_previous, ConstTensorView to_next, Stream& stream) const;
+  /// The other way.
+  void pass_back(TensorView from_next, ConstTensorView to_previous, Stream& stream) const;
 
  private:
+  void shift(TensorView in, ConstTensorView out, int step, Stream& stream) const;
+
   int rank_, size_;
   Communicator* group_;
 };

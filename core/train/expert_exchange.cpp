@@ -61,9 +61,9 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                                                      Communicator* group) {
   if (position.extent(Axis::ep) == 1 || config.model.num_experts == 0) return nullptr;
   const NodeGrid nodes = expert_nodes(position, ranks_per_node);
-  // Tokens are cut over tp; along etp those of all ranks travel with each.
-  const std::int64_t tokens =
-      phase.micro_batch_tokens() / position.extent(Axis::tp) * position.extent(Axis::etp);
+  // Tokens are cut over cp and tp; along etp those of all ranks travel with each.
+  const std::int64_t tokens = phase.micro_batch_tokens() / position.extent(Axis::cp) /
+                              position.extent(Axis::tp) * position.extent(Axis::etp);
   return std::make_unique<ExpertExchange>(
       group,
       ExchangeOptions{.method = exchange_method(config, nodes, tokens, precision).method,

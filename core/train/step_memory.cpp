@@ -19,10 +19,18 @@ TensorView pretend(Shape shape, DType dtype, Device device) {
   return {reinterpret_cast<std::byte*>(std::uintptr_t{1} << 41), dtype, shape, device};
 }
 
-Sequence pretend_sequence(std::int64_t tokens, std::int64_t documents, bool mtp, Device device) {
+// The piece of a micro-batch in one document with all others where `pieces` are more than one: then everything that
+// crossing documents ask for takes place.
+Sequence pretend_sequence(std::int64_t tokens,
+                          std::int64_t documents,
+                          bool mtp,
+                          SequenceBuffers::Piece piece,
+                          Device device) {
   Sequence s;
   s.tokens = s.targets = s.positions = pretend({tokens}, DType::i32, device);
   s.cu = pretend({documents + 1}, DType::i32, device);
+  if (piece.count > 1) s.keys = s.batch = s.cu;
+  s.links = {.rank = piece.index, .first = 0, .last = piece.count - 1, .last_tokens = tokens};
   if (mtp) s.mtp_tokens = s.mtp_targets = s.tokens;
   return s;
 }
@@ -83,7 +91,10 @@ StepMemory measure_step(Model& model,
                         KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   const TokenGroups groups(params.position(), nullptr);
-  model.plan(groups.bounds(tokens, extents.sequence, extents.exchange), policy);
+  const Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
+  model.plan(bounds, policy);
+  const SequenceBuffers::Piece piece{params.position().coordinate(Axis::cp),
+                                     params.position().extent(Axis::cp)};
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = bytes_of_slots(model, extents.slots);
@@ -105,7 +116,8 @@ StepMemory measure_step(Model& model,
   // The number of documents in a micro-batch is data: the extremes bound what ops take.
   for (const std::int64_t documents :
        {std::int64_t{1}, std::max<std::int64_t>(1, extents.most_documents)}) {
-    const Sequence sequence = pretend_sequence(tokens, documents, extents.mtp, device);
+    const Sequence sequence =
+        pretend_sequence(bounds.tokens, documents, extents.mtp, piece, device);
     WeightGradients at_once;
     RunContext context{owner.backend(),
                        params,
@@ -173,9 +185,10 @@ StepMemory measure_run(const config::Config& config,
           pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
       const auto needs = pipeline::Executor::needs(
           schedule,
-          layout.bundles(model.options(),
-                         params.precision(),
-                         phase.micro_batch_tokens() / position.extent(Axis::tp)),
+          layout.bundles(
+              model.options(),
+              params.precision(),
+              phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
           stage);
       for (const int c : schedule.placement.chunks_of(stage))
         slots.push_back(needs.slots[static_cast<std::size_t>(c)]);
@@ -217,8 +230,9 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
     experts += o.bias_rule == BiasRule::quantile_exact ? o.experts : 0;
   }
   for (const Phase& phase : phases) {
-    const auto batches = static_cast<std::size_t>(phase.micro_batches(ranks)) *
-                         SequenceBuffers::bytes_for(phase.micro_batch_tokens());
+    const auto batches =
+        static_cast<std::size_t>(phase.micro_batches(ranks)) *
+        SequenceBuffers::bytes_for(phase.micro_batch_tokens(), params.position().extent(Axis::cp));
     const auto margins = static_cast<std::size_t>(phase.step_tokens() * experts) *
                          byte_size(params.precision().stats);
     sizes.batches = std::max(sizes.batches, batches);

@@ -7,8 +7,8 @@
 
 namespace moesaic {
 
-/// How the tokens of a micro-batch lie over the ranks of a layout: cut along Axis::tp, brought together for their experts
-/// along Axis::etp.
+/// How the tokens of a micro-batch lie over the ranks of a layout: cut into contiguous pieces along Axis::cp, these along
+/// Axis::tp, and brought together for their experts along Axis::etp.
 class TokenGroups {
  public:
   /// `mesh`: null to measure memory, where nothing is ever sent.
@@ -17,7 +17,7 @@ class TokenGroups {
   Bounds bounds(std::int64_t tokens, std::int64_t sequence, ExpertExchange* exchange) const;
 
  private:
-  std::unique_ptr<TokenSlices> tensor_, expert_;  // null for one rank
+  std::unique_ptr<TokenSlices> tensor_, expert_, context_, batch_;  // null for one rank
 };
 
 }  // namespace moesaic

@@ -147,7 +147,7 @@ void Trainer::allocate_batches() {
 void Trainer::place_batches(const Phase& phase) {
   const bool mtp = parts_.config->model.mtp.num_nextn_predict_layers > 0;
   const std::int64_t tokens = phase.micro_batch_tokens();
-  const std::size_t bytes = SequenceBuffers::bytes_for(tokens);
+  const std::size_t bytes = SequenceBuffers::bytes_for(tokens, piece().count);
   const Shape shape{static_cast<std::int64_t>(bytes / 4)};
   micro_batches_.clear();
   for (std::int64_t i = 0; i < phase.micro_batches(ranks()); ++i) {
@@ -156,7 +156,8 @@ void Trainer::place_batches(const Phase& phase) {
         std::make_unique<SequenceBuffers>(tokens,
                                           host_batches_.view(shape, DType::i32, at),
                                           batch_memory_.view(shape, DType::i32, at),
-                                          mtp));
+                                          mtp,
+                                          piece()));
   }
 }
 
@@ -208,7 +209,7 @@ void Trainer::enter_phase(const Phase& phase) {
     parts_.optimizer->set_lr_scale(id, scale);
   }
   choose_balanced(phase);
-  place_margins(tokens / position.extent(Axis::tp) *
+  place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
                 static_cast<std::int64_t>(micro_batches_.size()));
 }
 
@@ -217,8 +218,9 @@ void Trainer::place_pipeline(const Phase& phase) {
   for (const auto& arena : deferred_)
     deferred.push_back(arena.get());
   const PipelineLayout layout = pipeline_layout(*parts_.config);
+  const MeshPosition& position = parts_.params->position();
   const std::int64_t own_tokens =
-      phase.micro_batch_tokens() / parts_.params->position().extent(Axis::tp);
+      phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
   pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
       .model = parts_.model,
       .params = parts_.params,
@@ -585,8 +587,8 @@ double Trainer::loss_of(const data::Batch& batch) {
   } else {
     parts_.model->forward(c, *activations_);
   }
-  if (parts_.params->position().extent(Axis::tp) > 1)
-    parts_.mesh->group(Axis::tp).comm()->all_reduce(losses_, ReduceOp::sum, stream);
+  if (splits_batches())
+    parts_.mesh->group({Axis::cp, Axis::tp}).comm()->all_reduce(losses_, ReduceOp::sum, stream);
   const TensorView host = host_losses();
   copy_tensor(host, losses_, stream);
   stream.synchronize();
@@ -603,8 +605,8 @@ EvalStats Trainer::evaluate(bool whole, Progress* progress) {
     all = std::make_unique<data::ValidationSet>(
         parts_.valid, dataset_->sequence_length(), std::numeric_limits<std::int64_t>::max());
   }
-  // With experts on several ranks all of them meet in every forward pass; ranks along tp share each of them.
-  const bool split = parts_.params->position().extent(Axis::tp) > 1;
+  // With experts on several ranks all of them meet in every forward pass; ranks along cp and tp share each of them.
+  const bool split = splits_batches();
   return evaluate_windows(
       whole ? *all : *validation_,
       phase.micro_batch_size,

@@ -141,6 +141,11 @@ class Trainer {
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
+  /// Which piece of a micro-batch this rank has along Axis::cp.
+  SequenceBuffers::Piece piece() const {
+    const MeshPosition& p = parts_.params->position();
+    return {p.coordinate(Axis::cp), p.extent(Axis::cp)};
+  }
   void prepare_batches(const Phase& phase, std::int64_t step);
   void load_batches(const Phase& phase);
   BatchCounts count_batches(std::int64_t stop_wish) const;
@@ -152,7 +157,12 @@ class Trainer {
   RunContext context(const SequenceBuffers& buffers, bool training);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   double loss_of(const data::Batch& batch);
-  /// Whether this rank counts the batch that the ranks along Axis::tp share.
+  /// Whether several ranks share a micro-batch.
+  bool splits_batches() const {
+    const MeshPosition& p = parts_.params->position();
+    return p.extent(Axis::cp) * p.extent(Axis::tp) > 1;
+  }
+  /// Whether this rank counts the tokens that the ranks along Axis::tp share.
   bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
   TensorView host_losses() const;

@@ -13,7 +13,7 @@ struct Backward {
   Visibility see;
   SelectionBits bits;
   PathRule rule;
-  A* dkr;  // [H, T, dr], one slice per head
+  A* dkr;  // [H, Tk, dr], one slice per head
   const A* lse;
 
   const AttentionSizes& size() const { return in.size; }
@@ -21,7 +21,7 @@ struct Backward {
     return {op.d_o, head * size().dv, size().heads * size().dv, size().dv};
   }
 
-  // What a (head, document) task keeps: whole documents of q, d_o, dq, and one key tile.
+  // What a (head, document) task keeps: q, d_o, dq of all the document's queries, and one key tile.
   struct Work {
     A *q, *d_o, *dq, *delta, *lse;
     A *key, *key_t, *value_t, *dk, *dv, *p, *ds;
@@ -60,7 +60,7 @@ struct Backward {
     return w;
   }
 
-  // q (scaled), d_o, delta = <d_o, o> and lse of a document's n rows; rows up to `padded` are empty
+  // q (scaled), d_o, delta = <d_o, o> and lse of a document's n query rows; rows up to `padded` are empty
   // rows: no probability.
   void load_document(const Work& w,
                      std::int64_t head,
@@ -108,16 +108,28 @@ struct Backward {
     }
   }
 
-  void key_tile(
-      const Work& w, std::int64_t head, std::int64_t first, std::int64_t n, std::int64_t s) const {
-    const std::int64_t dqk = size().dqk(), dv = size().dv, count = std::min(kTile, n - s);
+  // A document: its keys, its query rows, and where the first of these stands in it.
+  struct Span {
+    std::int64_t first, keys, row, rows, position;
+  };
+  Span span(std::int64_t doc) const {
+    const std::int64_t first = see.cu[doc], row = see.query_begin(doc);
+    return {first, see.cu[doc + 1] - first, row, see.query_end(doc) - row, see.first + row - first};
+  }
+
+  void key_tile(const Work& w, std::int64_t head, const Span& d, std::int64_t s) const {
+    const std::int64_t dqk = size().dqk(), dv = size().dv, first = d.first,
+                       count = std::min(kTile, d.keys - s);
     in.load_key_transposed(w.key_t, head, first + s, count);
     in.load_key(w.key, head, first + s, count);
     load_transposed(w.value_t, in.value(head).from(first + s), count);
     std::fill_n(w.dk, kTile * dqk, A(0));
     std::fill_n(w.dv, kTile * dv, A(0));
-    for (std::int64_t t = s; t < n; t += kTile) {
-      const TileMask mask = bits.mask(first + t, std::min(kTile, n - t), t, s / kTile);
+    // Tiles of queries before see none of these keys.
+    for (std::int64_t t = std::max<std::int64_t>(0, s - d.position) / kTile * kTile; t < d.rows;
+         t += kTile) {
+      const TileMask mask =
+          bits.mask(d.row + t, std::min(kTile, d.rows - t), d.position + t, s / kTile);
       if (mask.none()) continue;
       const A* q = w.q + t * dqk;
       const A* d_o = w.d_o + t * dv;
@@ -171,19 +183,19 @@ struct Backward {
   }
 
   void document(Slots& slots, std::int64_t head, std::int64_t doc) const {
-    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first;
-    if (n == 0) return;
-    if (rule.rows(n, n)) {
-      dispatch_float(op.q.dtype(),
-                     [&]<class T>(TypeTag<T>) { document_rows<T>(slots, head, doc); });
+    const Span d = span(doc);
+    if (d.keys == 0) return;
+    if (rule.rows(d.rows, d.keys)) {
+      dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { document_rows<T>(slots, head, d); });
       return;
     }
     Slots::Lease lease(slots);
-    const Work w = take(lease, tiles_of(n) * kTile);
-    load_document(w, head, first, n, tiles_of(n) * kTile);
-    for (std::int64_t s = 0; s < n; s += kTile)
-      key_tile(w, head, first, n, s);
-    store_queries(head, first, n, w.dq);
+    const std::int64_t padded = tiles_of(d.rows) * kTile;
+    const Work w = take(lease, padded);
+    load_document(w, head, d.row, d.rows, padded);
+    for (std::int64_t s = 0; s < d.keys; s += kTile)
+      key_tile(w, head, d, s);
+    store_queries(head, d.row, d.rows, w.dq);
   }
 
   // --- the path of single rows: keys' gradients are summed in a buffer of the document, rows in
@@ -192,9 +204,8 @@ struct Backward {
     return slot_bytes<A>({s.keys * s.dqk(), s.keys * s.dv, s.dqk(), s.dqk(), s.dv, s.keys, s.keys});
   }
   template <class T>
-  void document_rows(Slots& slots, std::int64_t head, std::int64_t doc) const {
-    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first, dqk = size().dqk(),
-                       dv = size().dv;
+  void document_rows(Slots& slots, std::int64_t head, const Span& d) const {
+    const std::int64_t n = d.keys, dqk = size().dqk(), dv = size().dv;
     Slots::Lease lease(slots);
     A* dk = lease.take<A>(n * dqk);
     A* dvalue = lease.take<A>(n * dv);
@@ -206,22 +217,22 @@ struct Backward {
     w.ds = lease.take<A>(n);
     std::fill_n(dk, n * dqk, A(0));
     std::fill_n(dvalue, n * dv, A(0));
-    for (std::int64_t t = first; t < first + n; ++t) {
+    for (std::int64_t t = d.row; t < d.row + d.rows; ++t) {
       A delta = 0, log_sum = 0;
       w.delta = &delta;
       w.lse = &log_sum;
       load_document(w, head, t, 1, 1);
-      row<T>(w, head, t, first, dk, dvalue);
+      row<T>(w, head, t, d.first, dk, dvalue);
       store_queries(head, t, 1, w.dq);
     }
-    store_keys(head, first, n, dk, dqk, dvalue, dv);
+    store_keys(head, d.first, n, dk, dqk, dvalue, dv);
   }
   template <class T>
   void row(const Work& w, std::int64_t head, std::int64_t t, std::int64_t first, A* dk, A* dvalue)
       const {
     const std::int64_t dn = size().dn, dr = size().dr, dv = size().dv, dqk = size().dqk();
     const std::int32_t* list = nullptr;
-    std::int64_t n = t + 1 - first;
+    std::int64_t n = see.first + t + 1 - first;
     if (see.selected != nullptr) {
       const auto range = see.visible_selection(t);
       list = range.begin;

@@ -84,7 +84,7 @@ struct DenseLoss {
     load_rows(q, all, Rows{op.q, row * all, all, all}, count, kTile, static_cast<A>(op.scale));
     for (std::int64_t h = 0; h < heads(); ++h) {
       std::fill_n(lse + h * kTile, kTile, A(0));
-      std::copy_n(op.lse.as<A>() + h * see.keys + row, count, lse + h * kTile);
+      std::copy_n(op.lse.as<A>() + h * attention.size.queries + row, count, lse + h * kTile);
     }
     load_rows(qi, indexer.width(), indexer.query().from(row), count, kTile);
     load_rows(w,
@@ -96,7 +96,7 @@ struct DenseLoss {
   }
 
   TileMask mask(std::int64_t first, std::int64_t row, std::int64_t count, std::int64_t tile) const {
-    return bits.mask(row, count, row - first, tile);
+    return bits.mask(row, count, see.first + row - first, tile);
   }
 
   // target = sum_h exp(logit_h - lse_h) and index scores of one tile, hidden pairs 0 and -inf.
@@ -235,16 +235,17 @@ struct DenseLoss {
   }
 
   void document(Slots& slots, std::int64_t doc) {
-    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first;
+    const std::int64_t first = see.cu[doc], n = see.cu[doc + 1] - first,
+                       rows_begin = see.query_begin(doc), rows_end = see.query_end(doc);
     if (n == 0) return;
     if (rule.rows(n, n)) {
-      std::fill_n(kl + first, n, A(0));
+      std::fill(kl + rows_begin, kl + rows_end, A(0));
       return;
     }
     load_document(first, n);
-    for (std::int64_t row = first; row < first + n; row += kTile) {
-      const std::int64_t count = std::min(kTile, first + n - row),
-                         tiles = (row - first) / kTile + 1;
+    for (std::int64_t row = rows_begin; row < rows_end; row += kTile) {
+      const std::int64_t count = std::min(kTile, rows_end - row),
+                         tiles = (see.first + row + count - 1 - first) / kTile + 1;
       if (row + count <= op.query_begin || row >= op.last_query()) {
         std::fill_n(kl + row, count, A(0));
         clear_query_gradients(op, row, row + count);

@@ -11,12 +11,13 @@ struct RowsLoss {
   Visibility see;
   PathRule rule;
   A factor;
-  A* kl;       // [T]
-  A* d_index;  // [T, k]: factor * (softmax - target) of the visible selected keys, in their order
-  std::uint64_t* positive;  // [T, k, head_words]: bit j = the dot of indexer head j is positive
+  A* kl;       // [Tq]
+  A* d_index;  // [Tq, k]: factor * (softmax - target) of the visible selected keys, in their order
+  std::uint64_t* positive;  // [Tq, k, head_words]: bit j = the dot of indexer head j is positive
 
-  bool mine(std::int64_t t) const {
-    const std::int64_t doc = see.document_of(t), n = see.cu[doc + 1] - see.cu[doc];
+  // Whether the document that holds `position` is walked by rows.
+  bool mine(std::int64_t position) const {
+    const std::int64_t doc = see.document_of(position), n = see.cu[doc + 1] - see.cu[doc];
     return rule.rows(n, n);
   }
   std::int64_t head_words() const { return (indexer.heads() + 63) / 64; }
@@ -40,7 +41,7 @@ struct RowsLoss {
       load_rows(q, size.dqk(), attention.query(h).from(t), 1, 1, static_cast<A>(op.scale));
       const Rows key = attention.key(h);
       row_dots(logit, q, kvb + key.offset, key.stride, size.dn, shared, size.dr, list, 0, n);
-      const A log_sum = op.lse.as<A>()[h * see.keys + t];
+      const A log_sum = op.lse.as<A>()[h * attention.size.queries + t];
 #pragma omp simd
       for (std::int64_t i = 0; i < n; ++i)
         target[i] += cpu::exp(logit[i] - log_sum);
@@ -50,7 +51,7 @@ struct RowsLoss {
   // Loss, dqi and dw of query t.
   void query(Slots& slots, std::int64_t t) const {
     kl[t] = 0;
-    if (!mine(t)) return;
+    if (!mine(see.first + t)) return;
     if (!op.counts(t)) return clear_query_gradients(op, t, t + 1);
     Slots::Lease lease(slots);
     const std::int64_t heads = indexer.heads(), dim = indexer.dim(), ld = padded(see.k);
@@ -139,8 +140,9 @@ struct RowsLoss {
     A* qi = lease.take<A>(indexer.width());
     A* w = lease.take<A>(heads);
     std::fill(dkey + begin * dim, dkey + end * dim, A(0));
-    const std::int64_t last = std::min(document_end, op.last_query());
-    for (std::int64_t t = std::max(begin, op.query_begin); t < last; ++t) {
+    const std::int64_t last = std::min(document_end - see.first, op.last_query());
+    for (std::int64_t t = std::max({std::int64_t{0}, begin - see.first, op.query_begin}); t < last;
+         ++t) {
       const auto range = see.visible_selection(t);
       const auto* from = std::lower_bound(range.begin, range.end, static_cast<std::int32_t>(begin));
       const auto* to = std::lower_bound(from, range.end, static_cast<std::int32_t>(end));
@@ -174,7 +176,7 @@ void indexer_loss_rows(CpuContext& context, const IndexerLoss& op) {
   constexpr std::int64_t kKeysPerTask = 512;
   const AttentionSizes size = attention_sizes(op.q, op.kvb, op.dn);
   const IndexerInputs indexer{op.qi, op.ki, op.w};
-  const std::int64_t k = op.selected.dim(1), n = size.keys;
+  const std::int64_t k = op.selected.dim(1), n = size.queries;
   const bool gradients = !op.dqi.empty();
   const Arena::Mark mark(context.scratch);
   const int threads = context.pool.num_threads();
@@ -188,13 +190,13 @@ void indexer_loss_rows(CpuContext& context, const IndexerLoss& op) {
     d_index = context.scratch.take({n, k}, dtype_of<A>, "indexer score gradients");
     positive =
         context.scratch.take({n, k, (indexer.heads() + 63) / 64}, DType::i64, "indexer signs");
-    dkey = context.scratch.take({n, indexer.dim()}, dtype_of<A>, "indexer key gradients");
+    dkey = context.scratch.take({size.keys, indexer.dim()}, dtype_of<A>, "indexer key gradients");
   }
   context.stream.enqueue([=, &pool = context.pool] {
     const RowsLoss<A> loss{op,
                            {size, op.q, op.kvb, op.kr},
                            indexer,
-                           visibility(op.cu_seqlens, n, n, op.selected),
+                           visibility(op.cu_seqlens, n, size.keys, op.selected),
                            path_rule(op),
                            static_cast<A>(op.weight / divisor(op.tokens)),
                            kl.as<A>(),
@@ -207,7 +209,7 @@ void indexer_loss_rows(CpuContext& context, const IndexerLoss& op) {
     });
     if (gradients) {
       auto* sums = dkey.as<A>();
-      pool.parallel_for(n, kKeysPerTask, [&](std::int64_t begin, std::int64_t end) {
+      pool.parallel_for(size.keys, kKeysPerTask, [&](std::int64_t begin, std::int64_t end) {
         loss.keys(slots, begin, end, sums);
       });
     }

@@ -52,12 +52,24 @@ void load_state(const KdaSizes& n, A* out, const A* in) {
     cpu::gather_rows(out, n.ldv, n.Kp, n.Vp, in, n.K, n.V, n.V);
   }
 }
+/// The state of a document and head; `index` counts the documents that may have one from 0: null for the others, and
+/// without a tensor.
 template <class View>
-auto* state_at(const View& states, std::int64_t document, std::int64_t h, auto tag) {
+auto* state_at(const View& states, std::int64_t index, std::int64_t h, auto tag) {
   using A = typename decltype(tag)::type;
   auto* base = states.template as<A>();
-  return base == nullptr ? base
-                         : base + (document * states.dim(1) + h) * states.dim(2) * states.dim(3);
+  if (base == nullptr || index < 0 || index >= states.dim(0)) return decltype(base)(nullptr);
+  return base + (index * states.dim(1) + h) * states.dim(2) * states.dim(3);
+}
+/// The same for tensors that hold the last documents' states.
+template <class View>
+auto* last_state_at(const View& states,
+                    const Documents& documents,
+                    std::int64_t document,
+                    std::int64_t h,
+                    auto tag) {
+  const std::int64_t given = states.empty() ? 0 : states.dim(0);
+  return state_at(states, document - (documents.count - given), h, tag);
 }
 
 /// Runs body(worker, document, head) for all documents and heads; `worker` < pool.num_threads()
@@ -130,7 +142,7 @@ void forward_head(const KdaChunkForward& op,
         op.o.template as<T>() + (t * heads + h) * n.V, heads * n.V, ws.out, n.ldv, tokens, n.V);
     cpu::kda_advance(n, ws.data, ws.state);
   }
-  if (A* s = state_at(op.s_final, document, h, TypeTag<A>{}))
+  if (A* s = last_state_at(op.s_final, documents, document, h, TypeTag<A>{}))
     cpu::scatter_rows(s, n.V, ws.state, n.ldv, n.K, n.V);
 }
 
@@ -232,7 +244,8 @@ void backward_head(const KdaChunkBackward& op,
   const std::int64_t heads = op.q.dim(1), begin = documents.begin(document),
                      end = documents.end(document);
   if (op.saved.empty()) sweep<T>(op, ws, begin, end, document, h);
-  load_state<A>(n, ws.gradients.ds, state_at(op.ds_final, document, h, TypeTag<A>{}));
+  load_state<A>(
+      n, ws.gradients.ds, last_state_at(op.ds_final, documents, document, h, TypeTag<A>{}));
   for (std::int64_t chunk = n.num_chunks(end - begin) - 1; chunk >= 0; --chunk) {
     const std::int64_t t = begin + chunk * n.C;
     // Records are only read here; KdaRecord has one form for both directions.

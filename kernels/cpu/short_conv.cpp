@@ -19,13 +19,14 @@ template <class T>
 struct Rows {
   const T* x;
   const T* history;
+  std::int64_t histories;  // the first so many documents have one
   std::int64_t channels, taps;
 
   /// The row under tap j of output t of document n starting at `begin`; nullptr stands for zeros.
   const T* under_tap(std::int64_t n, std::int64_t begin, std::int64_t t, std::int64_t j) const {
     const std::int64_t row = t - begin + j;  // counted from the oldest row of the history
     if (row >= taps - 1) return x + (begin + row - (taps - 1)) * channels;
-    return history == nullptr ? nullptr : history + (n * (taps - 1) + row) * channels;
+    return n < histories ? history + (n * (taps - 1) + row) * channels : nullptr;
   }
 };
 
@@ -42,6 +43,15 @@ struct Taps {
     }
   }
 };
+
+template <class T, class Op>
+Rows<T> rows_of(const Op& op) {
+  return {op.x.template as<T>(),
+          op.history.template as<T>(),
+          op.history.empty() ? 0 : op.history.dim(0),
+          op.x.dim(1),
+          op.w.dim(1)};
+}
 
 template <class T, class A>
 void pre_activation(A* pre,
@@ -68,7 +78,7 @@ void forward(ThreadPool& pool, const ShortConvForward& op) {
   using A = acc_t<T>;
   const std::int64_t tokens = op.x.dim(0), channels = op.x.dim(1), num_taps = op.w.dim(1);
   const cpu::Documents documents(op.cu_seqlens, tokens);
-  const Rows<T> rows{op.x.as<T>(), op.history.as<T>(), channels, num_taps};
+  const Rows<T> rows = rows_of<T>(op);
   T* y = op.y.as<T>();
   pool.parallel_for(tokens, kTokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t c0 = 0; c0 < channels; c0 += kChannels) {
@@ -107,7 +117,7 @@ class ChannelBlock {
                std::int64_t count)
       : op_(op),
         documents_(documents),
-        rows_{op.x.as<T>(), op.history.as<T>(), op.x.dim(1), op.w.dim(1)},
+        rows_(rows_of<T>(op)),
         taps_(op.w.as<W>(), op.w.dim(1), c0, count),
         c0_(c0),
         count_(count) {}
@@ -115,7 +125,7 @@ class ChannelBlock {
   void run() {
     for (std::int64_t n = 0; n < documents_.count; ++n) {
       const std::int64_t begin = documents_.begin(n), end = documents_.end(n);
-      if (!op_.dhistory.empty() && begin == end) history_gradient(n, 0);
+      if (has_history_gradient(n) && begin == end) history_gradient(n, 0);
       for (std::int64_t t0 = begin; t0 < end; t0 += kTokens)
         block(n, begin, end, t0);
     }
@@ -128,6 +138,10 @@ class ChannelBlock {
   }
 
  private:
+  bool has_history_gradient(std::int64_t n) const {
+    return !op_.dhistory.empty() && n < op_.dhistory.dim(0);
+  }
+
   void block(std::int64_t n, std::int64_t begin, std::int64_t end, std::int64_t t0) {
     const std::int64_t t1 = std::min(end, t0 + kTokens), reach = std::min(end, t1 + rows_.taps - 1);
     for (std::int64_t t = t0; t < reach; ++t)
@@ -142,7 +156,7 @@ class ChannelBlock {
       for (std::int64_t c = 0; c < count_; ++c)
         dx[s * rows_.channels + c0_ + c] = T(sum[c]);
     }
-    if (t0 == begin && !op_.dhistory.empty()) history_gradient(n, reach - begin);
+    if (t0 == begin && has_history_gradient(n)) history_gradient(n, reach - begin);
     if (!op_.dw.empty()) weight_gradient(n, begin, t0, t1);
   }
 

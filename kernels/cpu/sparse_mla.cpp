@@ -238,7 +238,8 @@ struct Backward {
         for (std::int64_t t = from + begin; t < from + end; ++t)
           query(slots, t);
       });
-      pool.parallel_for(to, kKeysPerTask, [&](std::int64_t begin, std::int64_t end) {
+      // These queries see no later keys.
+      pool.parallel_for(see.first + to, kKeysPerTask, [&](std::int64_t begin, std::int64_t end) {
         dispatch_float(op.q.dtype(), [&]<class T>(TypeTag<T>) { keys<T>(from, to, begin, end); });
       });
     }

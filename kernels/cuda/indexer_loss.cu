@@ -503,6 +503,7 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
 }  // namespace
 
 void launch(CudaContext& context, const IndexerLoss& op) {
+  MOESAIC_CHECK(op.qi.dim(0) == op.ki.dim(0), "the CUDA kernels need all queries");
   if (op.qi.dim(0) == 0) return;
   const Arena::Mark mark(context.scratch);
   const Paths paths = paths_of(context, op);

@@ -76,8 +76,8 @@ void forward(const CudaContext& context, const KdaChunkForward& op, const Scratc
                 ForwardScan<D, A>{in,
                                   records,
                                   reinterpret_cast<D*>(op.o.as<T>()),
-                                  op.s0.as<A>(),
-                                  op.s_final.as<A>(),
+                                  cuda::kda_first_states<A>(op.s0),
+                                  cuda::kda_last_states<A>(op.s_final, chunks.documents),
                                   scratch.state.as<A>()});
 }
 
@@ -92,10 +92,10 @@ void backward(const CudaContext& context, const KdaChunkBackward& op, const Scra
       op, op.saved.empty() ? scratch.records.as<A>() : const_cast<A*>(op.saved.as<A>()), true);
   if (op.saved.empty()) {
     plain_triangles(context, chunks, in, records);
-    plain_forward(
-        context,
-        chunks,
-        ForwardScan<D, A>{in, records, nullptr, op.s0.as<A>(), nullptr, scratch.state.as<A>()});
+    plain_forward(context,
+                  chunks,
+                  ForwardScan<D, A>{
+                      in, records, nullptr, cuda::kda_first_states<A>(op.s0), {}, scratch.state.as<A>()});
   }
   const auto* d_o = reinterpret_cast<const D*>(op.d_o.as<T>());
   plain_backward(context,
@@ -103,8 +103,8 @@ void backward(const CudaContext& context, const KdaChunkBackward& op, const Scra
                  BackwardScan<D, A>{in,
                                     records,
                                     d_o,
-                                    op.ds_final.as<A>(),
-                                    op.ds0.as<A>(),
+                                    cuda::kda_last_states<A>(op.ds_final, chunks.documents),
+                                    cuda::kda_first_states<A>(op.ds0),
                                     scratch.ds_exit.as<A>(),
                                     scratch.y.as<A>(),
                                     scratch.state.as<A>()});

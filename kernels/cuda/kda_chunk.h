@@ -1,6 +1,8 @@
 #pragma once
 // What the kernels of the KDA chunk form share: how documents are cut into chunks, and the choice between the plain
 // kernels (any size and dtype) and the tensor-core ones.
+#include <type_traits>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/ops/kda_chunk.h"
 
@@ -58,6 +60,32 @@ struct ChunkTable {
                                                           : chunk_size)};
   }
 };
+
+/// States [count, H, K, V] of the documents [first, first + count); the others have none.
+template <class A>
+struct KdaStates {
+  A* base = nullptr;
+  std::int64_t first = 0, count = 0;
+
+  __host__ __device__ bool has(std::int64_t document) const {
+    return document >= first && document < first + count;
+  }
+  __host__ __device__ std::int64_t index(std::int64_t document) const { return document - first; }
+};
+/// A tensor of one state per document, or of the first one's alone; empty: of none.
+template <class A, class View>
+auto kda_first_states(const View& states) {
+  auto* base = states.template as<A>();  // const as the view
+  return KdaStates<std::remove_pointer_t<decltype(base)>>{
+      base, 0, base == nullptr ? 0 : states.dim(0)};
+}
+/// The same, or of the last one's alone.
+template <class A, class View>
+auto kda_last_states(const View& states, std::int64_t documents) {
+  auto of = kda_first_states<A>(states);
+  of.first = documents - of.count;
+  return of;
+}
 
 /// Whether the tensor-core kernels take the op. `saved` has a layout of its own on every path, so both directions must
 /// answer alike for the same q, k, v, g, beta and saved: the answer may depend on their dtypes, sizes and alignment and

@@ -248,8 +248,8 @@ struct ForwardScan {
   Operands<T, A> in;
   Records<A> records;
   T* o;
-  const A* s0;
-  A* s_final;
+  KdaStates<const A> s0;
+  KdaStates<A> s_final;
   A* state;  ///< from scan_state_numel
 };
 template <class T, class A>
@@ -263,8 +263,9 @@ struct BackwardScan {
   Operands<T, A> in;
   Records<A> records;
   const T* d_o;
-  const A* ds_final;
-  A *ds0, *ds_exit, *y;
+  KdaStates<const A> ds_final;
+  KdaStates<A> ds0;
+  A *ds_exit, *y;
   A* state;
 };
 template <class T, class A>

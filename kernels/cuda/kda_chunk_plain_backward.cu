@@ -52,17 +52,18 @@ class BackwardWalk {
         warp_begin_(static_cast<int>(threadIdx.x) / kWarp * 8) {}
 
   __device__ void run(const ChunkTable& chunks) {
-    const std::int64_t state_at = at_.state_at(at_.document, in_.heads, in_.K, in_.V);
-    load_state(state_,
-               scan_.ds_final == nullptr ? nullptr : scan_.ds_final + state_at,
-               in_.K,
-               in_.V,
-               at_.columns);
+    const auto state_of = [&](const auto& states) {
+      return states.has(at_.document)
+                 ? states.base + at_.state_at(states.index(at_.document), in_.heads, in_.K, in_.V)
+                 : nullptr;
+    };
+    load_state(state_, state_of(scan_.ds_final), in_.K, in_.V, at_.columns);
     const std::int64_t first = chunks.first_slot(at_.document);
     for (std::int64_t i = chunks.num_chunks(at_.document) - 1; i >= 0; --i)
       chunk(first + i, chunks.at(first + i));
     __syncthreads();
-    if (scan_.ds0 != nullptr) save_state(scan_.ds0 + state_at, state_, in_.K, in_.V, at_.columns);
+    if (scan_.ds0.has(at_.document))
+      save_state(state_of(scan_.ds0), state_, in_.K, in_.V, at_.columns);
   }
 
  private:

@@ -50,16 +50,19 @@ class ForwardWalk {
         warp_end_((static_cast<int>(threadIdx.x) / kWarp + 1) * 8) {}
 
   __device__ void run(const ChunkTable& chunks) {
-    const std::int64_t state_at = at_.state_at(at_.document, in_.heads, in_.K, in_.V);
-    load_state(
-        state_, scan_.s0 == nullptr ? nullptr : scan_.s0 + state_at, in_.K, in_.V, at_.columns);
+    const auto state_of = [&](const auto& states) {
+      return states.has(at_.document)
+                 ? states.base + at_.state_at(states.index(at_.document), in_.heads, in_.K, in_.V)
+                 : nullptr;
+    };
+    load_state(state_, state_of(scan_.s0), in_.K, in_.V, at_.columns);
     const std::int64_t first = chunks.first_slot(at_.document),
                        count = chunks.num_chunks(at_.document);
     for (std::int64_t i = 0; i < count; ++i)
       chunk(first + i, chunks.at(first + i));
     __syncthreads();
-    if (scan_.s_final != nullptr)
-      save_state(scan_.s_final + state_at, state_, in_.K, in_.V, at_.columns);
+    if (scan_.s_final.has(at_.document))
+      save_state(state_of(scan_.s_final), state_, in_.K, in_.V, at_.columns);
   }
 
  private:

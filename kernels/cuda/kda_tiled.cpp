@@ -66,10 +66,11 @@ void kda_tiled_forward(CudaContext& context, const KdaChunkForward& op) {
            : take_records(context, in.chunks, group, KdaRecord::kForward, "kda_chunk.forward");
   if (is_dry(context)) return;
   const auto stream = native_stream(context);
+  const auto s_final = kda_last_states<float>(op.s_final, in.chunks.documents);
   for_each_group(in, group, [&](const KdaTiledInput& part) {
     if (!full) records.first_head = part.first_head;
     kda_tiled_prepare(stream, part, records, full);
-    kda_tiled_scan(stream, part, records, full, op.o.data(), op.s_final.as<float>());
+    kda_tiled_scan(stream, part, records, full, op.o.data(), s_final);
   });
 }
 
@@ -85,13 +86,13 @@ void kda_tiled_backward(CudaContext& context, const KdaChunkBackward& op) {
             : take_records(context, in.chunks, group, KdaRecord::kFull, "kda_chunk.forward");
   if (is_dry(context)) return;
   const KdaTiledGradients out{.d_o = op.d_o.data(),
-                              .ds_final = op.ds_final.as<float>(),
+                              .ds_final = kda_last_states<float>(op.ds_final, in.chunks.documents),
                               .dq = op.dq.data(),
                               .dk = op.dk.data(),
                               .dv = op.dv.data(),
                               .dg = op.dg.as<float>(),
                               .dbeta = op.dbeta.as<float>(),
-                              .ds0 = op.ds0.as<float>()};
+                              .ds0 = kda_first_states<float>(op.ds0)};
   const auto stream = native_stream(context);
   for_each_group(in, group, [&](const KdaTiledInput& part) {
     gradients.first_head = part.first_head;

@@ -55,7 +55,8 @@ struct KdaRecords {
 struct KdaTiledInput {
   ChunkTable chunks;
   const void *q = nullptr, *k = nullptr, *v = nullptr;  ///< bf16
-  const float *g = nullptr, *beta = nullptr, *s0 = nullptr;
+  const float *g = nullptr, *beta = nullptr;
+  KdaStates<const float> s0;
   int heads = 0;                      ///< of the tensors
   int first_head = 0, num_heads = 0;  ///< of this launch
 };
@@ -68,16 +69,17 @@ KdaTiledInput kda_tiled_input(const Op& op) {
   in.v = op.v.data();
   in.g = op.g.template as<float>();
   in.beta = op.beta.template as<float>();
-  in.s0 = op.s0.template as<float>();
+  in.s0 = kda_first_states<float>(op.s0);
   in.heads = in.num_heads = static_cast<int>(op.q.dim(1));
   return in;
 }
 
 struct KdaTiledGradients {
   const void* d_o = nullptr;
-  const float* ds_final = nullptr;
+  KdaStates<const float> ds_final;
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
-  float *dg = nullptr, *dbeta = nullptr, *ds0 = nullptr;
+  float *dg = nullptr, *dbeta = nullptr;
+  KdaStates<float> ds0;
 };
 
 /// Fills the records but for kState; `full` ones with kInverse.
@@ -85,13 +87,13 @@ void kda_tiled_prepare(cudaStream_t stream,
                        const KdaTiledInput& in,
                        const KdaRecords& records,
                        bool full);
-/// Writes o and s_final (either may be null); with `full` records W and the states.
+/// Writes o (may be null) and s_final (may have none); with `full` records W and the states.
 void kda_tiled_scan(cudaStream_t stream,
                     const KdaTiledInput& in,
                     const KdaRecords& records,
                     bool full,
                     void* o,
-                    float* s_final);
+                    KdaStates<float> s_final);
 /// The reverse scan: dU, dS' of every chunk, ds0; with `forward` the states and W of the records besides.
 void kda_tiled_reverse(cudaStream_t stream,
                        const KdaTiledInput& in,

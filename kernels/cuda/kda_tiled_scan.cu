@@ -9,18 +9,27 @@ namespace {
 
 using namespace kda_scan;  // NOLINT(google-build-using-namespace): the parts of this file
 
+/// Where the head's state of the document begins, null without one.
+template <class A>
+__device__ __forceinline__ A* state_of(const KdaStates<A>& states,
+                                       const KdaTiledInput& in,
+                                       const Place& at) {
+  if (!states.has(at.document)) return nullptr;
+  return states.base +
+         (states.index(at.document) * in.heads + at.head) * std::int64_t{kKdaDim} * kKdaDim;
+}
+
 /// W = W0 - Wk S, U = B W, O = Qh S + P U, S = diag(decay) S + Kb^T U.
 template <bool kOutput, bool kFull>
 __device__ __forceinline__ void forward_scan(const KdaTiledInput& in,
                                              const KdaRecords& records,
                                              b16* o,
-                                             float* s_final,
+                                             const KdaStates<float>& s_final,
                                              const Ring& ring,
                                              const Place& at) {
   const int lane = ring.lane, group_value = at.value - ring.warp * 16;
   const std::int64_t chunks = in.chunks.num_chunks(at.document),
                      slot = in.chunks.first_slot(at.document);
-  const std::int64_t state_at = (at.document * in.heads + at.head) * kKdaDim * kKdaDim;
   const auto load = [&](std::int64_t i) {
     if (threadIdx.x != 0 || i >= chunks) return;
     const std::byte* record = records.at(slot + i, at.head);
@@ -33,7 +42,7 @@ __device__ __forceinline__ void forward_scan(const KdaTiledInput& in,
   load(0);
   load(1);
   Accumulator s;
-  load_state(s, in.s0 == nullptr ? nullptr : in.s0 + state_at, at.value, lane);
+  load_state(s, state_of(in.s0, in, at), at.value, lane);
   for (std::int64_t i = 0; i < chunks; ++i) {
     const int step = static_cast<int>(i % (2 * kStages));
     std::byte* record = records.at(slot + i, at.head);
@@ -93,7 +102,7 @@ __device__ __forceinline__ void forward_scan(const KdaTiledInput& in,
       __syncwarp();
     }
   }
-  store_state(s, s_final == nullptr ? nullptr : s_final + state_at, at.value, lane);
+  store_state(s, state_of(s_final, in, at), at.value, lane);
   if (kFull && lane == 0) bulk_wait<0>();
 }
 
@@ -107,7 +116,6 @@ __device__ __forceinline__ void reverse_scan(const KdaTiledInput& in,
   const int lane = ring.lane;
   const std::int64_t chunks = in.chunks.num_chunks(at.document),
                      slot = in.chunks.first_slot(at.document);
-  const std::int64_t state_at = (at.document * in.heads + at.head) * kKdaDim * kKdaDim;
   const auto* d_o = static_cast<const b16*>(out.d_o);
   const bool aligned = is_aligned_16(d_o);
   const auto load =
@@ -136,7 +144,7 @@ __device__ __forceinline__ void reverse_scan(const KdaTiledInput& in,
   load(0);
   load(1);
   Accumulator ds;
-  load_state(ds, out.ds_final == nullptr ? nullptr : out.ds_final + state_at, at.value, lane);
+  load_state(ds, state_of(out.ds_final, in, at), at.value, lane);
   for (std::int64_t i = 0; i < chunks; ++i) {
     const int step = static_cast<int>(i % (2 * kStages));
     std::byte* record = gradients.at(slot + chunks - 1 - i, at.head);
@@ -175,7 +183,7 @@ __device__ __forceinline__ void reverse_scan(const KdaTiledInput& in,
     scale_by_beta(scaled, du, ring.numbers(step, KdaRecord::kBeta), lane);
     add_columns_times_rows(ds, scaled, ring.tile(step, KdaRecord::kMinus), lane);
   }
-  store_state(ds, out.ds0 == nullptr ? nullptr : out.ds0 + state_at, at.value, lane);
+  store_state(ds, state_of(out.ds0, in, at), at.value, lane);
   if (lane == 0) bulk_wait<0>();
 }
 
@@ -202,8 +210,10 @@ __device__ __forceinline__ Ring make_ring(unsigned char* memory, std::uint64_t* 
 }
 
 template <bool kFull>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
-    forward_kernel(const KdaTiledInput in, const KdaRecords records, b16* o, float* s_final) {
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 1) forward_kernel(const KdaTiledInput in,
+                                                                      const KdaRecords records,
+                                                                      b16* o,
+                                                                      KdaStates<float> s_final) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ std::uint64_t barriers[kStages];
   const Ring ring = make_ring(memory, barriers);
@@ -222,7 +232,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1) reverse_kernel(const KdaT
   if (blockIdx.y == 0) {
     reverse_scan(in, records, gradients, out, ring, at);
   } else {
-    forward_scan<false, true>(in, records, nullptr, nullptr, ring, at);
+    forward_scan<false, true>(in, records, nullptr, {}, ring, at);
   }
 }
 
@@ -247,7 +257,7 @@ void kda_tiled_scan(cudaStream_t stream,
                     const KdaRecords& records,
                     bool full,
                     void* o,
-                    float* s_final) {
+                    KdaStates<float> s_final) {
   const std::int64_t chains = in.chunks.documents * in.num_heads;
   if (chains == 0) return;
   const int warps = warps_for(chains);

@@ -39,6 +39,7 @@ template <class T, class Op>
 ConvRows<device_t<T>> rows_of(const Op& op, std::int64_t taps) {
   return {reinterpret_cast<const device_t<T>*>(op.x.template as<T>()),
           reinterpret_cast<const device_t<T>*>(op.history.template as<T>()),
+          op.history.empty() ? 0 : op.history.dim(0),
           op.x.dim(1),
           taps};
 }
@@ -121,8 +122,14 @@ void backward(const CudaContext& context,
   const auto* w = reinterpret_cast<const device_t<W>*>(op.w.as<W>());
   const auto* dy = reinterpret_cast<const D*>(op.dy.as<T>());
   if (!op.dhistory.empty()) {  // before dx, which may overwrite dy
-    conv_history_gradient<A>(
-        stream, reinterpret_cast<D*>(op.dhistory.as<T>()), dy, rows, w, documents_of(op), op.silu);
+    conv_history_gradient<A>(stream,
+                             reinterpret_cast<D*>(op.dhistory.as<T>()),
+                             op.dhistory.dim(0),
+                             dy,
+                             rows,
+                             w,
+                             documents_of(op),
+                             op.silu);
   }
   if (tokens == 0) return;
   if (taps == kTaps) {

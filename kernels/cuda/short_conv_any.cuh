@@ -15,6 +15,7 @@ template <class T>
 struct ConvRows {
   const T* x;
   const T* history;
+  std::int64_t histories;  ///< the first so many documents have one
   std::int64_t channels, taps;
 
   /// The row under tap j of output t of document n that starts at `begin`; nullptr stands for zeros.
@@ -24,7 +25,7 @@ struct ConvRows {
                                                 std::int64_t j) const {
     const std::int64_t row = t - begin + j;  // counted from the oldest row of the history
     if (row >= taps - 1) return x + (begin + row - (taps - 1)) * channels;
-    return history == nullptr ? nullptr : history + (n * (taps - 1) + row) * channels;
+    return n < histories ? history + (n * (taps - 1) + row) * channels : nullptr;
   }
 };
 
@@ -135,13 +136,18 @@ __global__ void __launch_bounds__(kConvThreads) conv_any_dw_kernel(A* partials,
   }
 }
 
-/// dhistory_i = sum_{j <= i} w_j dpre_{i - j}, over the first outputs of each document.
+/// dhistory_i = sum_{j <= i} w_j dpre_{i - j}, over the first outputs of each of the first `histories` documents.
 template <class A, class T, class W>
-__global__ void __launch_bounds__(kConvThreads) conv_history_gradient_kernel(
-    T* dhistory, const T* dy, ConvRows<T> rows, const W* weight, Documents documents, bool silu) {
+__global__ void __launch_bounds__(kConvThreads) conv_history_gradient_kernel(T* dhistory,
+                                                                             std::int64_t histories,
+                                                                             const T* dy,
+                                                                             ConvRows<T> rows,
+                                                                             const W* weight,
+                                                                             Documents documents,
+                                                                             bool silu) {
   const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (c >= rows.channels) return;
-  for (std::int64_t n = blockIdx.y; n < documents.count; n += gridDim.y) {
+  for (std::int64_t n = blockIdx.y; n < histories; n += gridDim.y) {
     const std::int64_t begin = documents.begin(n),
                        ready = min(documents.end(n) - begin, rows.taps - 1);
     A dpre[kConvMaxTaps];
@@ -228,15 +234,16 @@ void conv_any_backward(const CudaContext& context,
 template <class A, class T, class W>
 void conv_history_gradient(cudaStream_t stream,
                            T* dhistory,
+                           std::int64_t histories,
                            const T* dy,
                            const ConvRows<T>& rows,
                            const W* weight,
                            Documents documents,
                            bool silu) {
-  if (documents.count == 0 || rows.taps == 1) return;
+  if (histories == 0 || rows.taps == 1) return;
   conv_history_gradient_kernel<A>
-      <<<conv_document_grid(rows.channels, documents.count), kConvThreads, 0, stream>>>(
-          dhistory, dy, rows, weight, documents, silu);
+      <<<conv_document_grid(rows.channels, histories), kConvThreads, 0, stream>>>(
+          dhistory, histories, dy, rows, weight, documents, silu);
   check_launch("kernel short_conv_backward: histories");
 }
 

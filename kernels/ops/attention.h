@@ -64,8 +64,8 @@ struct AttentionForward {
 ///   heads of its slice
 ///
 ///   dq, dkvb, dkr  shapes and types of q, kvb, kr; overwritten; must not alias inputs
-///   d_o            [T, H, dv]  compute or statistics type: the gradient of the *ungated* output
-///   the rest as in AttentionForward, with Tq = Tk
+///   d_o            [Tq, H, dv] compute or statistics type: the gradient of the *ungated* output
+///   the rest as in AttentionForward. Tq < Tk, the queries the last Tq rows: gradients of what these queries add
 ///
 /// No atomics: a (head, document) pair is one task; dkr is summed over heads in order.
 struct AttentionBackward {

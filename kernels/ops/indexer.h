@@ -51,8 +51,8 @@ struct IndexerSelect {
 ///
 ///   kl            scalar (one element), statistics type; accumulates the plain sum over queries
 ///   (not weighted) dqi, dki, dw  shapes and types of qi, ki, w; overwritten; all three empty =
-///   loss only q, kvb, kr, lse, scale, cu_seqlens, selected  as in AttentionForward, with Tq = Tk;
-///   dn and dr are given here, because
+///   loss only q, kvb, kr, lse, scale, cu_seqlens, selected  as in AttentionForward (Tq < Tk: the
+///   loss of these queries); dn and dr are given here, because
 ///                 no output shows dv. The lse is that of the attention over the same keys. All of
 ///                 them are constants: no gradient reaches them
 ///   selected      empty = warm-up stage (all visible keys)

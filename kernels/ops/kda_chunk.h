@@ -13,8 +13,9 @@ namespace moesaic {
 ///   v, o        [T, H, V]     the same type
 ///   g           [T, H, K]     acc_t; log decay, <= 0, any size
 ///   beta        [T, H]        acc_t
-///   s0          [N, H, K, V]  acc_t; initial states; empty = zeros
-///   s_final     [N, H, K, V]  acc_t; empty = not wanted; may alias s0
+///   s0          [N, H, K, V]  acc_t; initial states; empty = zeros. [1, H, K, V]: of the first document, others zero
+///   s_final     [N, H, K, V]  acc_t; empty = not wanted; may alias s0. [1, H, K, V]: of the last document; then, with several documents,
+///                               no aliasing
 ///   cu_seqlens  [N+1] i32     document boundaries; a document without tokens passes its state
 ///   through saved       [kda_saved_numel(...)] acc_t; empty = backward recomputes it (about one
 ///   more forward)
@@ -45,10 +46,11 @@ struct KdaChunkForward {
 /// Gradients of KdaChunkForward (SPEC 1.7).
 ///
 ///   d_o         [T, H, V]     type of q
-///   ds_final    [N, H, K, V]  acc_t; empty = zeros
+///   ds_final    [N, H, K, V]  acc_t; empty = zeros. [1, H, K, V]: of the last document, others zero
 ///   saved       what forward wrote with the same chunk_size, or empty
 ///   dq, dk, dv  types and shapes of q, k, v; dg, dbeta, ds0 acc_t; all overwritten; ds0 empty =
-///   not wanted dv may alias d_o; no other aliasing. ds0 may alias ds_final.
+///   not wanted, [1, H, K, V]: of the first document. dv may alias d_o; ds0 may alias ds_final of its shape when that is
+///   [N, H, K, V]; no other aliasing.
 ///
 /// dg is 0 where g < -20 (f32; f64: -45): it is at most e^g times the terms of its sum, less than
 /// their rounding errors.

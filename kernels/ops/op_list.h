@@ -24,6 +24,7 @@
 #include "kernels/ops/initial_values.h"
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
+#include "kernels/ops/kda_segment.h"
 #include "kernels/ops/layer_norm.h"
 #include "kernels/ops/member_scalars.h"
 #include "kernels/ops/muon.h"
@@ -100,6 +101,9 @@ using AllOps = OpList<            //
     KdaChunkForward,              //
     KdaPrepareBackward,           //
     KdaPrepareForward,            //
+    KdaSegmentChain,              //
+    KdaSegmentGradient,           //
+    KdaSegmentMap,                //
     KdaStep,                      //
     L2NormBackward,               //
     L2NormForward,                //

@@ -9,7 +9,9 @@ namespace moesaic {
 ///
 ///   x, y        [T, C]        f64 | f32 | bf16; y must not alias x (backward reads x)
 ///   w           [C, k]        type of x or its acc_t; w[c, k-1] multiplies the current token; k >=
-///   1 history     [N, k-1, C]   type of x; rows before each document, oldest first; empty = zeros
+///   1
+///   history     [N, k-1, C]   type of x; rows before each document, oldest first; empty = zeros.
+///                             [1, k-1, C]: before the first document, zeros before the others
 ///   cu_seqlens  [N+1] i32     0 = cu[0] <= ... <= cu[N] = T; read inside the stream
 ///
 /// Rows before a document's start are never read. Nothing is saved but x: backward recomputes pre.
@@ -32,7 +34,7 @@ struct ShortConvForward {
 ///
 ///   dx, dy, x   [T, C]; dx is overwritten; it may alias dy, not x
 ///   dw          [C, k]        acc_t of x; accumulates; empty = frozen
-///   dhistory    [N, k-1, C]   type of x; overwritten; empty = not wanted
+///   dhistory    [N, k-1, C]   type of x; overwritten; empty = not wanted. [1, k-1, C]: of the first document
 ///
 /// The sum over tokens runs over fixed blocks of a document, then over blocks and documents in
 /// order.

@@ -49,8 +49,8 @@ struct SparseMlaForward {
 ///   dq_h(t) = scale sum_s ds_h kv(s),   dkv(s) = sum_(t,h) [scale ds_h q_h(t) + p_h [do_h(t) ; 0]]
 ///
 ///   dq, dkv   shapes and types of q, kv; overwritten; must not alias inputs
-///   d_o       [T, H, dc]  compute type
-///   the rest as in SparseMlaForward, with Tq = Tk
+///   d_o       [Tq, H, dc]  compute type
+///   the rest as in SparseMlaForward; Tq < Tk: gradients of what these queries add
 ///
 /// CPU: a key's sum is formed in the statistics type, queries in order.
 /// CUDA with KeySums::integer: what query t adds to an element of dkv, summed over heads, is

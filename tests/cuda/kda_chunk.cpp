@@ -133,6 +133,26 @@ TEST_CASE("KDA chunks on CUDA match the CPU for all sizes of heads", "[cuda]") {
   }
 }
 
+TEST_CASE("KDA chunks on CUDA: states of the first and the last document alone", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const auto dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const std::int64_t size : {20, 128}) {
+      for (const bool saved : {false, true}) {
+        check(both,
+              {.cu = {0, 40, 41, 150},
+               .heads = 2,
+               .K = size,
+               .V = size,
+               .chunk_size = 64,
+               .dtype = dtype,
+               .saved = saved,
+               .ends = true});
+      }
+    }
+  }
+}
+
 TEST_CASE("KDA chunks on CUDA: states too large for shared memory", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   PlainBackends both;

@@ -28,12 +28,13 @@ struct KdaCase {
   KdaGates gates = KdaGates::bounded;
   KdaKeys keys = KdaKeys::random;
   bool in_place = false;  ///< s_final in s0, dv in d_o, ds0 in ds_final
+  bool ends = false;      ///< states of the first document (s0, ds0) and of the last one alone
 
   std::int64_t tokens() const { return cu.back(); }
   std::int64_t documents() const { return static_cast<std::int64_t>(cu.size()) - 1; }
   Shape k_shape() const { return {tokens(), heads, K}; }
   Shape v_shape() const { return {tokens(), heads, V}; }
-  Shape state_shape() const { return {documents(), heads, K, V}; }
+  Shape state_shape() const { return {ends ? 1 : documents(), heads, K, V}; }
 };
 
 /// NaN: whatever is read without having been written shows.

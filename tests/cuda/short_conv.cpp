@@ -23,9 +23,12 @@ struct Case {
   std::int64_t channels, taps;
   DType dtype, weight_dtype;
   bool carried = true, silu = true, in_place = false, frozen = false;
+  bool of_first = false;  ///< the first document alone has a history
   std::int64_t tokens() const { return cu.back(); }
   Shape rows() const { return {tokens(), channels}; }
-  Shape histories() const { return {static_cast<std::int64_t>(cu.size()) - 1, taps - 1, channels}; }
+  std::int64_t documents() const { return static_cast<std::int64_t>(cu.size()) - 1; }
+  Shape histories() const { return {of_first ? 1 : documents(), taps - 1, channels}; }
+  Shape tails() const { return {documents(), taps - 1, channels}; }
 };
 
 struct ConvTwins {
@@ -38,7 +41,7 @@ struct ConvTwins {
         dw({c.channels, c.taps}, wide(c.dtype)),
         history(c.histories(), c.dtype),
         dhistory(c.histories(), c.dtype),
-        next(c.histories(), c.dtype),
+        next(c.tails(), c.dtype),
         cu({static_cast<std::int64_t>(c.cu.size())}, DType::i32) {
     fill_normal(x.initial.view(), 1);
     fill_normal(y.initial.view(), 2);
@@ -91,7 +94,7 @@ void check(BothBackends& both, const Case& c) {
                                  .cu_seqlens = side(t.cu),
                                  .silu = c.silu};
                            });
-  if (c.taps == 1) return;
+  if (c.taps == 1 || c.of_first) return;
   const Twin& next = c.in_place && carried ? t.history : t.next;
   require_cuda_matches_cpu(both, {&t.x, &t.history, &t.next, &t.cu}, {{&next, 0}}, [&](auto side) {
     return ShortConvTail{
@@ -105,6 +108,22 @@ const DType kTypes[][2] = {{DType::f64, DType::f64},
                            {DType::bf16, DType::f32}};
 
 }  // namespace
+
+TEST_CASE("Short convolution on CUDA: a history of the first document alone", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const auto& type : kTypes) {
+    for (const std::int64_t taps : {3, 4}) {
+      check(both,
+            {.cu = {0, 2, 30, 31, 97},
+             .channels = 72,
+             .taps = taps,
+             .dtype = type[0],
+             .weight_dtype = type[1],
+             .of_first = true});
+    }
+  }
+}
 
 TEST_CASE("Short convolution on CUDA matches the CPU for all lengths of runs and documents",
           "[cuda]") {

@@ -140,6 +140,37 @@ inline void select_random(Problem& p, std::int64_t k, std::uint64_t seed = 99) {
     }
   }
 }
+/// Rows [begin, end) of a tensor whose rows have `width` elements.
+template <class T>
+std::vector<T> rows_of(const std::vector<T>& all,
+                       std::int64_t begin,
+                       std::int64_t end,
+                       std::int64_t width) {
+  return {all.begin() + begin * width, all.begin() + end * width};
+}
+/// Queries [begin, end) with all keys before `end`: what a context-parallel rank computes of a problem with all queries.
+inline Problem piece_of(const Problem& whole, std::int64_t begin, std::int64_t end) {
+  Problem p = whole;
+  p.tq = end - begin;
+  p.tk = end;
+  std::erase_if(p.cu, [&](std::int32_t c) { return c >= end; });
+  p.cu.push_back(static_cast<std::int32_t>(end));
+  p.q = rows_of(whole.q, begin, end, p.heads * (p.dn + p.dr));
+  p.d_o = rows_of(whole.d_o, begin, end, p.heads * p.dv);
+  p.kvb = rows_of(whole.kvb, 0, end, p.heads * (p.dn + p.dv));
+  p.kr = rows_of(whole.kr, 0, end, p.dr);
+  if (p.k > 0) p.selected = rows_of(whole.selected, begin, end, p.k);
+  return p;
+}
+/// all += part, which may be shorter.
+inline void add_part(Values& all, const Values& part) {
+  for (std::size_t i = 0; i < part.size(); ++i)
+    all[i] += part[i];
+}
+inline void append(Values& all, const Values& part) {
+  all.insert(all.end(), part.begin(), part.end());
+}
+
 /// The visible keys of query row i, ascending.
 inline std::vector<std::int64_t> visible_keys(const Problem& p, std::int64_t i) {
   const std::int64_t position = p.tk - p.tq + i, begin = document_begin(p, position);

@@ -119,6 +119,38 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("attention: queries in pieces, each with the keys so far, add up to all of them") {
+  for (const std::int64_t k : {0, 20}) {
+    Problem p = make_problem({130, 65, 0, 63, 1}, 2, 7, 4, 5);
+    if (k > 0) select_random(p, k);
+    for (const auto path : {AttentionPath::dense, AttentionPath::rows, AttentionPath::automatic}) {
+      const Outputs want = run_attention(p, {.path = path});
+      for (const std::vector<std::int64_t>& cuts :
+           std::vector<std::vector<std::int64_t>>{{0, 100, 259},
+                                                  {0, 1, 130, 131, 195, 250, 259},
+                                                  {0, 37, 74, 111, 148, 185, 222, 259}}) {
+        Outputs sum{.o = {},
+                    .lse = {},
+                    .max_logit = {},
+                    .dq = {},
+                    .dkvb = Values(p.kvb.size()),
+                    .dkr = Values(p.kr.size())};
+        for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+          const Outputs part = run_attention(piece_of(p, cuts[i], cuts[i + 1]), {.path = path});
+          append(sum.o, part.o);
+          append(sum.dq, part.dq);
+          add_part(sum.dkvb, part.dkvb);
+          add_part(sum.dkr, part.dkr);
+        }
+        CHECK(distance(sum.o, want.o) < 1e-13);
+        CHECK(distance(sum.dq, want.dq) < 1e-13);
+        CHECK(distance(sum.dkvb, want.dkvb) < 1e-13);
+        CHECK(distance(sum.dkr, want.dkr) < 1e-13);
+      }
+    }
+  }
+}
+
 TEST_CASE("attention: the same bits on one and three threads") {
   for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
     Problem p = make_problem({70, 3, 90}, 5, 8, 4, 8);

@@ -104,17 +104,17 @@ LossResult run_loss(const IndexProblem& p,
       p.a, {.precision = o.precision, .path = AttentionPath::dense, .backward = false});
   Memory m;
   const DType compute = o.precision.compute, stats = o.precision.stats;
-  const std::int64_t n = p.a.tq;
+  const std::int64_t n = p.a.tq, keys = p.a.tk;
   IndexerLoss op{.kl = m.floats({kl_before}, {}, stats),
                  .dqi = gradients ? m.poisoned({n, p.heads, p.dim}, compute) : TensorView(),
-                 .dki = gradients ? m.poisoned({n, p.dim}, compute) : TensorView(),
+                 .dki = gradients ? m.poisoned({keys, p.dim}, compute) : TensorView(),
                  .dw = gradients ? m.poisoned({n, p.heads}, stats) : TensorView(),
                  .qi = m.floats(p.qi, {n, p.heads, p.dim}, compute),
-                 .ki = m.floats(p.ki, {n, p.dim}, compute),
+                 .ki = m.floats(p.ki, {keys, p.dim}, compute),
                  .w = m.floats(p.w, {n, p.heads}, stats),
                  .q = m.floats(p.a.q, {n, p.a.heads, p.a.dn + p.a.dr}, compute),
-                 .kvb = m.floats(p.a.kvb, {n, p.a.heads, p.a.dn + p.a.dv}, compute),
-                 .kr = m.floats(p.a.kr, {n, p.a.dr}, compute),
+                 .kvb = m.floats(p.a.kvb, {keys, p.a.heads, p.a.dn + p.a.dv}, compute),
+                 .kr = m.floats(p.a.kr, {keys, p.a.dr}, compute),
                  .lse = m.floats(forward.lse, {p.a.heads, n}, stats),
                  .cu_seqlens = m.ints(p.a.cu, {static_cast<std::int64_t>(p.a.cu.size())}),
                  .selected = p.a.k > 0 ? m.ints(p.a.selected, {n, p.a.k}) : TensorView(),
@@ -400,6 +400,41 @@ TEST_CASE("indexer loss: parts of the queries add up to all of them") {
   IndexProblem p = make_index_problem({7});
   for (const Queries& none : {Queries{-1, 3}, Queries{3, 3}, Queries{2, 8}})
     CHECK_THROWS_AS(run_loss(p, {}, true, 1, 1, 0, none), InternalError);
+}
+
+TEST_CASE(
+    "indexer: queries in pieces, each with the keys so far, choose and learn as all of them") {
+  for (const std::int64_t k : {0, 20}) {
+    IndexProblem p = make_index_problem({130, 65, 0, 63, 1}, 3, 6);
+    if (k > 0) select_random(p.a, k);
+    const Selection chosen = run_select(p, 20, kF64);
+    for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
+      if (k == 0 && path == AttentionPath::rows) continue;
+      const LossResult want = run_loss(p, {.path = path});
+      LossResult sum{{0}, {}, Values(p.ki.size()), {}};
+      Ints selected;
+      const std::vector<std::int64_t> cuts{0, 1, 100, 130, 195, 250, 259};
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        IndexProblem piece = p;
+        piece.a = piece_of(p.a, cuts[i], cuts[i + 1]);
+        piece.qi = rows_of(p.qi, cuts[i], cuts[i + 1], p.heads * p.dim);
+        piece.w = rows_of(p.w, cuts[i], cuts[i + 1], p.heads);
+        piece.ki = rows_of(p.ki, 0, cuts[i + 1], p.dim);
+        const LossResult part = run_loss(piece, {.path = path});
+        const Ints own = run_select(piece, 20, kF64).selected;
+        selected.insert(selected.end(), own.begin(), own.end());
+        add_part(sum.kl, part.kl);
+        append(sum.dqi, part.dqi);
+        append(sum.dw, part.dw);
+        add_part(sum.dki, part.dki);
+      }
+      CHECK(selected == chosen.selected);
+      CHECK(distance(sum.kl, want.kl) < 1e-13);
+      CHECK(distance(sum.dqi, want.dqi) < 1e-13);
+      CHECK(distance(sum.dw, want.dw) < 1e-13);
+      CHECK(distance(sum.dki, want.dki) < 1e-13);
+    }
+  }
 }
 
 TEST_CASE("indexer loss: a document in a pack gives the bits it gives alone") {

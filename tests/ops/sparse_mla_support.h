@@ -64,7 +64,10 @@ struct SparseMlaOps {
   SparseMlaBackward backward;
 };
 template <class Maker>
-SparseMlaOps sparse_mla_ops(Maker& m, const SparseMlaProblem& p, const Precision& precision) {
+SparseMlaOps sparse_mla_ops(Maker& m,
+                            const SparseMlaProblem& p,
+                            const Precision& precision,
+                            bool backward_of_last = false) {
   const Problem& e = p.expanded;
   const DType compute = precision.compute, stats = precision.stats;
   SparseMlaOps ops;
@@ -78,7 +81,7 @@ SparseMlaOps sparse_mla_ops(Maker& m, const SparseMlaProblem& p, const Precision
   f.selected = m.ints(e.selected, {e.tq, e.k});
   f.scale = e.scale;
   f.accumulate_max = false;
-  if (e.tq != e.tk) return ops;
+  if (e.tq != e.tk && !backward_of_last) return ops;
   ops.backward = {.dq = m.poisoned(f.q.shape(), compute),
                   .dkv = m.poisoned(f.kv.shape(), compute),
                   .d_o = m.floats(e.d_o, f.o.shape(), compute),
@@ -92,12 +95,13 @@ SparseMlaOps sparse_mla_ops(Maker& m, const SparseMlaProblem& p, const Precision
   return ops;
 }
 
-/// Both on the CPU backend.
+/// Both on the CPU backend; of the last rows alone the backward only when asked.
 inline SparseMlaOutputs run_sparse_mla(const SparseMlaProblem& p,
                                        const Precision& precision = kF64,
-                                       int threads = 1) {
+                                       int threads = 1,
+                                       bool backward_of_last = false) {
   Memory m;
-  const SparseMlaOps ops = sparse_mla_ops(m, p, precision);
+  const SparseMlaOps ops = sparse_mla_ops(m, p, precision, backward_of_last);
   run_once(ops.forward, threads);
   SparseMlaOutputs r{
       read(ops.forward.o), read(ops.forward.lse), read(ops.forward.max_logit), {}, {}};

@@ -83,6 +83,24 @@ TEST_CASE("sparse mla: backward equals central differences") {
   }
 }
 
+TEST_CASE("sparse mla: queries in pieces, each with the keys so far, add up to all of them") {
+  const SparseMlaProblem p = make_sparse_mla({130, 65, 0, 63, 1}, 2, 6, 4, 20);
+  const SparseMlaOutputs want = run_sparse_mla(p);
+  SparseMlaOutputs sum{{}, {}, {}, {}, Values(p.kv.size())};
+  const std::vector<std::int64_t> cuts{0, 1, 100, 130, 195, 250, 259};
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const SparseMlaProblem piece{piece_of(p.expanded, cuts[i], cuts[i + 1]),
+                                 rows_of(p.kv, 0, cuts[i + 1], p.width())};
+    const SparseMlaOutputs part = run_sparse_mla(piece, kF64, 1, true);
+    append(sum.o, part.o);
+    append(sum.dq, part.dq);
+    add_part(sum.dkv, part.dkv);
+  }
+  CHECK(distance(sum.o, want.o) < 1e-13);
+  CHECK(distance(sum.dq, want.dq) < 1e-13);
+  CHECK(distance(sum.dkv, want.dkv) < 1e-13);
+}
+
 TEST_CASE("sparse mla: the same bits on one and three threads") {
   const SparseMlaProblem p = make_sparse_mla({70, 3, 90}, 5, 8, 4, 12);
   CHECK(same(run_sparse_mla(p, kF32), run_sparse_mla(p, kF32, 3)));

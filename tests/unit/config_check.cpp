@@ -201,6 +201,26 @@ TEST_CASE("config: what can be planned but not trained") {
   CHECK(config::untrainable(yarn)[0].key == "model.rope_scaling");
 }
 
+TEST_CASE("config: context parallelism cuts the tokens of a micro-batch into equal pieces") {
+  CHECK(report({"parallel.cp=4"}).empty());
+  CHECK(report({"parallel.cp=16", "parallel.tp=2"}).empty());
+  CHECK(
+      contains(report({"parallel.cp=3"}),
+               "parallel.cp: 3 does not cut the 64 tokens of a micro-batch (data.sequence_length x "
+               "train.micro_batch_size) into equal pieces. Nearest valid: 2, 4"));
+  CHECK(contains(report({"parallel.cp=64", "parallel.tp=2"}), "32 for each of 2 ranks along tp"));
+  // The whole micro-batch is cut, not each of its sequences.
+  CHECK(report({"parallel.cp=3", "data.sequence_length=32", "train.micro_batch_size=3"}).empty() ==
+        report({"data.sequence_length=32", "train.micro_batch_size=3"}).empty());
+  CHECK(
+      contains(report({"parallel.cp=32", linear("[1]", "[2]")}),
+               "pieces of 2 tokens are shorter than the 3 that "
+               "model.linear_attn_config.short_conv_kernel_size reaches back. Nearest valid: 16"));
+  CHECK(contains(
+      report({"parallel.cp=4", "train.phases=[{until: 5}, {until: 10, sequence_length: 30}]"}),
+      "4 does not cut the 30 tokens of a micro-batch (train.phases[1].sequence_length"));
+}
+
 TEST_CASE("config: what tensor parallelism splits must divide") {
   CHECK(report({"parallel.tp=1", "parallel.etp=1"}).empty());
   const std::string found = report({"parallel.tp=3"});

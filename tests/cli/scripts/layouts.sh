@@ -36,6 +36,7 @@ agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
 # Pipelines with everything else.
 agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
 agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble model.tie_word_embeddings=true
+agree "pp=2,cp=2;pp=2,dp=2,cp=2;pp=2,cp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" train.global_batch_size=8
 # The vocabulary split: tied, with MTP, in chunks of the head that are shorter than the group or do not divide a rank's tokens.
 agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=true
 agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
@@ -45,6 +46,17 @@ agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_h
 agree "tp=2,etp=2;dp=2,tp=2,etp=4;dp=4,tp=2,ep=2,etp=2" optimizer.untouched=skip
 # The indexer's queries shared out, in its warm-up and after it.
 agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
+# Sequences cut into pieces, with documents that cross the cuts, end at them, lie between them.
+perl -e 'srand 3; for my $d (1 .. 300) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. (1 + int rand 14)), "\n\f\n" }' > short.txt
+agree "cp=2;cp=4;dp=2,cp=2;cp=4,ep=2;cp=4,ep=2,etp=2;cp=2,tp=2"
+agree "cp=2;cp=4;cp=8;dp=2,cp=2,tp=2,ep=2,etp=2" data.train=short.txt
+for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['attn.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
+  model.capacity_factor=1.0 "model.mtp={num_nextn_predict_layers: 1}" model.indexer.attention_form=gather train.micro_batch_size=2 \
+  model.mla_use_nope=false "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8, sequence_length: 128}]" \
+  "model.balance={bias_rule: sign, aux_loss: sequence, aux_loss_weight: 0.01}" \
+  "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
+  agree "cp=4;cp=2,tp=2,ep=2,etp=2" data.train=short.txt "$set"
+done
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
@@ -53,15 +65,16 @@ grep -q "2 does not divide model.vocab_size (257). Nearest valid: 1, 257; or mod
 grep -q "or model.vocab_size: 258" refused.txt || fail "plan gives no reason: $(cat refused.txt)"
 "$moesaic" plan tiny.yaml parallel.tp=2 parallel.ep=4 > plan.txt 2>&1 || { cat plan.txt; fail "no plan"; }
 grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(grep 'Memory of' plan.txt)"
-"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "cp=2" > refused.txt 2>&1 && fail "context parallelism is not there yet"
-grep -q "context parallelism" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" selftest layouts tiny.yaml --ranks 3 --layouts "cp=3" > refused.txt 2>&1 && fail "64 tokens in three pieces"
+grep -q "3 does not cut the 64 tokens of a micro-batch .* into equal pieces. Nearest valid: 2, 4" refused.txt || fail "no reason: $(cat refused.txt)"
 
 selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
 expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"
 expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
 expect 2 "run.precision=bf16: selftest layouts computes in f64 on the CPU" selftest --ranks 4 run.precision=bf16
 expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
-expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" selftest
+expect 0 "layouts agree" selftest --sample 3 # four threads where nobody says how many
+expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" "$mpirun" -np 1 "$moesaic" selftest layouts tiny.yaml
 expect 2 "--ranks 2 are threads of one process, and a launcher started 2 processes" \
   "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml --ranks 2
 [ "$(echo "$out" | grep -c "are threads")" -eq 1 ] || fail "said once per rank: $out"
@@ -76,7 +89,7 @@ start 4 parallel.ep=4 run.dir=parts train.steps=8 run.max_minutes=0.00001 > part
 start 4 parallel.ep=4 run.dir=parts --resume=must > parts.txt 2>&1 || { cat parts.txt; fail "no second life"; }
 "$moesaic" ckpt diff whole/checkpoints/step-00000008 parts/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits"; }
 "$moesaic" ckpt verify whole/checkpoints/step-00000008 || fail "damaged"
-for other in "1" "2 parallel.ep=2" "4 parallel.ep=2" "4"; do
+for other in "1" "2 parallel.ep=2" "4 parallel.ep=2" "4" "4 parallel.cp=4"; do
   # shellcheck disable=SC2086 # several words
   start $other run.dir=other --resume=whole@4 checkpoint.every=1 > other.txt 2>&1 || { cat other.txt; fail "$other from ep 4"; }
   grep -q "step 8/8" other.txt || fail "$other did not finish"
