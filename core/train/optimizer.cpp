@@ -320,6 +320,7 @@ void Optimizer::update_family(Backend& backend, ParamId id) {
                e,
                by_use ? member_scalars_.rows(e, e + 1).reshaped({kNumStepScalars}) : scalars);
   }
+  if (by_use) update_split_matrices(backend);  // the next family has other scalars there
 }
 
 void Optimizer::update_one(Backend& backend,
@@ -330,7 +331,7 @@ void Optimizer::update_one(Backend& backend,
   MOESAIC_CHECK(!entry(id).muon || params_.owns_whole(id, member), "Muon needs whole matrices");
   const std::vector<RowBlock> blocks = blocks_here(id);
   if (entry(id).muon && whole_->is_split(id) && blocks.empty())
-    return update_split_matrix(backend, id, member, scalars);
+    return put_off(backend, {id, member, scalars});
   update_tensors(backend, entry(id), tensors_of(id, member), params_.spec(id), blocks, scalars);
 }
 
@@ -358,27 +359,40 @@ std::vector<RowBlock> Optimizer::blocks_here(ParamId id) const {
   return here;
 }
 
-// Ranks along the axis that splits a matrix own the same ones.
-void Optimizer::update_split_matrix(Backend& backend,
-                                    ParamId id,
-                                    std::int64_t member,
-                                    ConstTensorView scalars) {
-  const Tensors own = tensors_of(id, member);
-  const auto whole = [&](const TensorView& view, int slot) {
-    return whole_->gather(backend, mesh_, id, view, slot);
-  };
-  const Tensors all{.master = whole(own.master, 0),
-                    .compute = whole(own.compute, 1),
-                    .remainder = whole(own.remainder, 2),
-                    .gradient = whole(own.gradient, 3),
+// Ranks along the axis that splits a matrix own the same ones, and update as many of them at a time as they are.
+void Optimizer::put_off(Backend& backend, const SplitUpdate& update) {
+  const Axis axis = whole_->axis(update.id);
+  if (!split_updates_.empty() && whole_->axis(split_updates_.front().id) != axis)
+    update_split_matrices(backend);
+  split_updates_.push_back(update);
+  if (static_cast<std::int64_t>(split_updates_.size()) == params_.position().extent(axis))
+    update_split_matrices(backend);
+}
+
+void Optimizer::update_split_matrices(Backend& backend) {
+  std::vector<WholeMatrices::Blocks> blocks;
+  for (const SplitUpdate& u : split_updates_) {
+    const Tensors own = tensors_of(u.id, u.member);
+    blocks.push_back(
+        {u.id,
+         {{{own.master}, {own.compute}, {own.remainder}, {own.gradient, true}, {own.momentum}}}});
+  }
+  whole_->work(backend, mesh_, blocks, [&](std::size_t i, const WholeMatrices::Whole& whole) {
+    const SplitUpdate& u = split_updates_[i];
+    update_tensors(backend,
+                   entry(u.id),
+                   {.master = whole[0],
+                    .compute = whole[1],
+                    .remainder = whole[2],
+                    .gradient = whole[3],
                     .m = {},
                     .v = {},
-                    .momentum = whole(own.momentum, 4)};
-  update_tensors(backend, entry(id), all, params_.spec(id), {}, scalars);
-  whole_->keep_own(backend, id, own.master, all.master);
-  whole_->keep_own(backend, id, own.compute, all.compute);
-  whole_->keep_own(backend, id, own.remainder, all.remainder);
-  whole_->keep_own(backend, id, own.momentum, all.momentum);
+                    .momentum = whole[4]},
+                   params_.spec(u.id),
+                   {},
+                   u.scalars);
+  });
+  split_updates_.clear();
 }
 
 void Optimizer::update_tensors(Backend& backend,
@@ -427,6 +441,7 @@ void Optimizer::update(Backend& backend, const Mesh* mesh) {
   mesh_ = mesh;
   for (std::size_t s = 0; s < states_.size(); ++s)
     update_storage(backend, storage_id(s));
+  update_split_matrices(backend);
 }
 
 void Optimizer::average(Backend& backend) {

@@ -110,10 +110,14 @@ class Optimizer {
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
-  void update_split_matrix(Backend& backend,
-                           ParamId id,
-                           std::int64_t member,
-                           ConstTensorView scalars);
+  /// Muon's update of a matrix of which this rank has a block.
+  struct SplitUpdate {
+    ParamId id;
+    std::int64_t member = 0;
+    ConstTensorView scalars;
+  };
+  void put_off(Backend& backend, const SplitUpdate& update);
+  void update_split_matrices(Backend& backend);  // those put off
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
@@ -136,7 +140,8 @@ class Optimizer {
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
-  std::optional<WholeMatrices> whole_;    // those that Muon needs
+  std::optional<WholeMatrices> whole_;  // those that Muon needs
+  std::vector<SplitUpdate> split_updates_;
   const Mesh* mesh_ = nullptr;            // of the update in progress
   bool split_ = false;                    // some parameter, or its state, is spread over ranks
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks

@@ -42,6 +42,8 @@ agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=
 agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
 agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_heads=4 model.linear_attn_config.num_heads=4 \
   train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
+# Split matrices under Muon where members of a family have learning rates of their own.
+agree "tp=2,etp=2;dp=2,tp=2,etp=4;dp=4,tp=2,ep=2,etp=2" optimizer.untouched=skip
 # The indexer's queries shared out, in its warm-up and after it.
 agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
 # Sequences cut into pieces, with documents that cross the cuts, end at them, lie between them.
@@ -112,6 +114,9 @@ perplexity() { "$moesaic" eval "$1" 2>&1 | grep -o "perplexity [0-9.]*" | head -
 [ -n "$(perplexity one)" ] && [ "$(perplexity split)" = "$(perplexity one)" ] || fail "perplexity: '$(perplexity split)' by tp 2, '$(perplexity one)' by one rank"
 held_out() { grep "held-out" "$1"; }
 [ "$(held_out split.txt)" = "$(held_out one.txt)" ] || fail "held-out: $(held_out split.txt) by tp 2, $(held_out one.txt) by one rank"
+start 4 parallel.pp=2 parallel.tp=2 run.dir=staged > staged.txt 2>&1 || { cat staged.txt; fail "pp 2, tp 2"; }
+[ "$(held_out staged.txt)" = "$(held_out one.txt)" ] || fail "held-out: $(held_out staged.txt) by pp 2 and tp 2, $(held_out one.txt) by one rank"
+[ "$(perplexity staged)" = "$(perplexity one)" ] || fail "perplexity: '$(perplexity staged)' by pp 2 and tp 2, '$(perplexity one)' by one rank"
 "$moesaic" generate split --prompt "the cat" --max-new-tokens 5 > sample.txt 2>&1 || { cat sample.txt; fail "no sample from tp 2"; }
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 echo "layouts: all agree"
