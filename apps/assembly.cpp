@@ -144,7 +144,7 @@ Assembly assemble(const config::Config& config,
   if (!for_training) types.optimizer.master = config::MasterWeights::f32;
   a.precision = precision_of(types, on_gpu);
   if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
-  const ModelOptions options = model_options(config.model, config.train);
+  const ModelOptions options = model_options(config);
   // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
   ParameterStore whole(a.precision, position);
   if (for_training) {

@@ -33,6 +33,7 @@ class Checker {
     optimizer();
     parallel();
     pipeline();
+    dispatch();
     activations();
     return std::move(findings_);
   }
@@ -582,6 +583,22 @@ class Checker {
     const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
     if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
     if (!parallel.layers.empty()) add({"parallel.layers", "parallel.pp"}, reason);
+  }
+
+  /// Further passes need counts on the host, and the memory of the pass before.
+  void dispatch() {
+    const DispatchConfig& dispatch = config_.dispatch;
+    if (dispatch.buffer_factor == 0) return;
+    if (dispatch.exchange == Exchange::dense || dispatch.exchange == Exchange::hdense)
+      add({"dispatch.buffer_factor", "dispatch.exchange"},
+          fmt::format(
+              "{} exchanges do not count what comes and need room for all of it; allowed: 0, or "
+              "exchange: auto, flat, hierarchical or pair",
+              name_of(dispatch.exchange)));
+    if (config_.parallel.pp > 1 && config_.parallel.schedule == PipelineSchedule::zero_bubble)
+      add({"dispatch.buffer_factor", "parallel.schedule"},
+          "zero_bubble keeps weight gradients for later, and further passes have no memory to keep "
+          "theirs in; allowed: 0, or another schedule");
   }
 
   void activations() {

@@ -75,8 +75,29 @@ void DispatchConfig::describe(Fields<DispatchConfig>& f) {
   f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.");
   f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.");
   f("hops", &S::hops, "Hops of the hierarchical exchange (3: intra_first only).").between(2, 3);
-  f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.")
-      .only_default("the exchange in fp8");
+  f("dtype",
+    &S::dtype,
+    "Type in which tokens go to their experts: that of the activations, or fp8 (E4M3 with a scale "
+    "per "
+    "128 elements, rounded once where the token is). Results come back in the type of the "
+    "activations. Tokens are rounded so on one rank, too: every layout trains the same model.");
+  f("backward_dtype",
+    &S::backward_dtype,
+    "The same for the gradients that go to the experts in backward.");
+  f("buffer_factor",
+    &S::buffer_factor,
+    "Rows that a rank's buffers hold for its experts, as a multiple of what it gets when all "
+    "experts "
+    "are chosen equally often; what comes beyond it is computed in further passes, with the same "
+    "result. 0 = what it can get at most, so that one pass is enough. Methods that count only: not "
+    "dense, hdense.")
+      .at_least(0)
+      .example("1.25");
+  f("checksum",
+    &S::checksum,
+    "Checks every message of the exchange by a checksum that its sender made, and ends the run "
+    "when "
+    "one arrived damaged. Slow: the host waits in every exchange.");
 }
 
 void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {

@@ -35,6 +35,9 @@ struct DispatchConfig {
   Hierarchy hierarchy = Hierarchy::inter_first;
   std::int64_t hops = 2;
   DispatchDtype dtype = DispatchDtype::activation;
+  DispatchDtype backward_dtype = DispatchDtype::activation;
+  double buffer_factor = 0;  ///< 0 = for any routing
+  bool checksum = false;
   static void describe(Fields<DispatchConfig>& f);
 };
 

@@ -234,7 +234,7 @@ PipelineLayout pipeline_layout(const config::Config& config) {
   const ModelPlan plan = make_plan(config);
   const std::size_t phase = main_phase(plan);
   const Operations costs = operations(plan,
-                                      model_options(config.model, config.train),
+                                      model_options(config),
                                       config::phase_extents(config)[phase].sequence_length,
                                       plan.phases[phase].dense_warmup);
   return {.placement = pipeline_schedule(config, 1).placement, .chunks = layers_of(config, costs)};
@@ -256,7 +256,7 @@ pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t 
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
                                                const ModelPlan& plan) {
   if (config.parallel.pp == 1) return std::nullopt;
-  const ModelOptions options = model_options(config.model, config.train);
+  const ModelOptions options = model_options(config);
   const std::vector<config::PhaseExtent> extents = config::phase_extents(config);
   const pipeline::Kind kind = kind_of(config.parallel.schedule);
   const auto operations_of = [&](std::size_t phase) {

@@ -196,6 +196,15 @@ TensorView Tape::out(ActId id) {
   return transient_[i];
 }
 
+TensorView Tape::reuse(ActId id) {
+  const auto i = static_cast<std::size_t>(id.index);
+  const auto& a = spec_->activations()[i];
+  MOESAIC_CHECK(!a.is_input && !replayed_.valid(), fmt::format("'{}' is not to be reused", a.name));
+  if (a.keep == Keep::save) return saved_view(id);
+  MOESAIC_CHECK(!transient_[i].empty(), fmt::format("'{}' is reused unread", a.name));
+  return transient_[i];
+}
+
 bool Tape::is_wanted(ActId id) const {
   if (replayed_.valid()) return replayed_.index == id.index;
   const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];

@@ -151,6 +151,9 @@ class Tape {
   ConstTensorView in(ActId id);
   /// Where a step writes.
   TensorView out(ActId id);
+  /// In backward: the memory of an activation that was asked for before and is read no more, to be written with something
+  /// else. in() gives that from then on; nothing may be replayed from it.
+  TensorView reuse(ActId id);
   /// What TapeSpec::host_value() declared; T is the type that its maker made.
   template <class T>
   T& host(HostId id) const {

@@ -48,7 +48,7 @@ MemoryPlan plan_memory(const config::Config& config,
                        int rank) {
   const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks),
                               rank);
-  const ModelOptions options = model_options(config.model, config.train);
+  const ModelOptions options = model_options(config);
   ParameterStore params(precision, position);
   Model model(params, options, stage_share(config, position));
   const std::vector<Phase> phases = make_phases(config);

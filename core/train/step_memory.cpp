@@ -134,7 +134,7 @@ StepMemory measure_step(Model& model,
     } else {
       for (int c = 0; c < model.num_chunks(); ++c) {
         pass_chunk(model, context, slot, c, optimizer != nullptr);
-        if (optimizer != nullptr)
+        if (optimizer != nullptr && extents.splits_backward)
           memory.deferred = std::max(memory.deferred, measure_deferred(model, context, slot, c));
       }
     }
@@ -180,6 +180,7 @@ StepMemory measure_run(const config::Config& config,
     const auto exchange = make_expert_exchange(
         config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
     std::vector<int> slots;
+    bool splits_backward = false;
     if (is_pipelined) {
       const pipeline::Schedule schedule =
           pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
@@ -193,9 +194,10 @@ StepMemory measure_run(const config::Config& config,
       for (const int c : schedule.placement.chunks_of(stage))
         slots.push_back(needs.slots[static_cast<std::size_t>(c)]);
       most.bundles = std::max(most.bundles, needs.bytes);
-      most.num_deferred =
-          std::max(most.num_deferred,
-                   pipeline::count_slots(schedule).deferred[static_cast<std::size_t>(stage)]);
+      const int deferred =
+          pipeline::count_slots(schedule).deferred[static_cast<std::size_t>(stage)];
+      splits_backward = deferred > 0;
+      most.num_deferred = std::max(most.num_deferred, deferred);
     }
     const StepMemory m = measure_step(model,
                                       params,
@@ -208,7 +210,8 @@ StepMemory measure_run(const config::Config& config,
                                        .most_documents = most_documents,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0,
                                        .exchange = exchange.get(),
-                                       .slots = slots},
+                                       .slots = slots,
+                                       .splits_backward = splits_backward},
                                       policy,
                                       path);
     most.scratch = std::max(most.scratch, m.scratch);

@@ -40,6 +40,7 @@ struct StepExtents {
   bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
   std::vector<int> slots;              ///< of a pipeline stage, by its chunks; else empty
+  bool splits_backward = false;        ///< weight gradients wait
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running

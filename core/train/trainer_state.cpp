@@ -102,7 +102,7 @@ std::vector<StateTensor> Trainer::owned_state() const {
 
 std::vector<StateTensor> Trainer::state_of_all_ranks() const {
   ParameterStore params(parts_.params->precision());
-  const Model model(params, model_options(parts_.config->model, parts_.config->train));
+  const Model model(params, model_options(*parts_.config));
   params.seal_pretend(parts_.device, ever_trained(phases_, params));
   const Optimizer optimizer(params, optimizer_options(parts_.config->optimizer));
   std::vector<StateTensor> all = weight_tensors(params);

@@ -127,7 +127,8 @@ MethodChoice choose_method(const NodeGrid& grid,
                            std::int64_t choices,
                            std::int64_t tokens,
                            std::int64_t row_bytes,
-                           const LinkSpeeds& speeds) {
+                           const LinkSpeeds& speeds,
+                           bool counting) {
   // In the order of preference at equal times.
   std::vector<ExchangeMethod> candidates{ExchangeMethod::dense, ExchangeMethod::flat};
   if (grid.nodes > 1 && grid.per_node > 1) {
@@ -137,6 +138,7 @@ MethodChoice choose_method(const NodeGrid& grid,
                        ExchangeMethod::intra_first,
                        ExchangeMethod::intra_first_3});
   }
+  if (counting) std::erase_if(candidates, is_dense);
   constexpr double kEqual = 0.98;
   MethodChoice choice;
   double best = 0;

@@ -128,7 +128,7 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
       transit({exchange_.transit_bytes(c_.width, compute_, c_.format)}, DType::u8),
       returned({bounds.returned_rows, c_.width}, compute_),
       returned_weights({bounds.returned_rows, c_.choices}, stats_);
-  ExchangePlan plan = exchange_.make_plan(kCpu);
+  ExchangePlan plan = exchange_.make_plan(kCpu, "layer 7");
   settle();
   exchange_.begin_plan(plan,
                        b,

@@ -122,7 +122,7 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
                                             mesh ? mesh->position() : MeshPosition());
-  model = std::make_unique<Model>(*params, model_options(config.model, config.train));
+  model = std::make_unique<Model>(*params, model_options(config));
   if (auto sharding = state_sharding(config, *model)) {
     sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
     params->shard_state(*sharding);
@@ -133,6 +133,7 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
                      .mesh = mesh.get(),
+                     .ranks_per_node = static_cast<int>(config.comm.ranks_per_node.value_or(0)),
                      .params = params.get(),
                      .model = model.get(),
                      .optimizer = optimizer.get(),

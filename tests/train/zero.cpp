@@ -54,7 +54,7 @@ struct Declared {
       : params(
             precision_of(config, false),
             MeshPosition(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks), rank)),
-        model(params, model_options(config.model, config.train)) {
+        model(params, model_options(config)) {
     if (auto sharding = state_sharding(config, model)) {
       sharding->bucket_bytes = std::int64_t{32} << 10;
       params.shard_state(*sharding);

@@ -24,6 +24,13 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   optimizer.untouched=skip model.capacity_factor=1.0; do
   agree "dp=2,ep=2;dp=4,ep=4" "$set"
 done
+# Small buffers with further passes, rows in fp8, checksums.
+for exchange in flat hierarchical; do
+  agree "dp=4,ep=4;dp=4,ep=2" dispatch.exchange=$exchange comm.ranks_per_node=2 dispatch.buffer_factor=0.3
+done
+agree "dp=4,ep=4;dp=2,ep=2;dp=2" dispatch.dtype=fp8 dispatch.backward_dtype=fp8
+agree "dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.dtype=fp8 dispatch.exchange=flat dispatch.buffer_factor=0.3
+agree "dp=4,ep=4" dispatch.checksum=true
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
