@@ -9,12 +9,13 @@ namespace {
 template <class A, class T, class G>
 struct BackwardArgs {
   PlainInputs<T> in;
-  QueryBlocks blocks;
+  QueryBlocks blocks;      // of queries
+  QueryBlocks key_blocks;  // of keys; the same ones where there are as many queries
   SelectionBits bits;
   const G* d_o;
-  const A *delta, *log_sum;  // [H, T]
+  const A *delta, *log_sum;  // [H, Tq]
   T *dq, *dkvb;
-  A* dkr;  // [H, T, dr]
+  A* dkr;  // [H, Tk, dr]
   A scale;
   __device__ HeadRows<G> d_out(std::int64_t h) const {
     return {d_o + h * in.size.dv, in.size.heads * in.size.dv, in.size.dv, nullptr, 0};
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(PlainTile<A>::kThreads) dq_kernel(BackwardArgs
   const std::int64_t h = blockIdx.y;
   const ColumnRange columns(size.dqk(), Tile::kColumns);
   const int ld = padded<A>(columns.end - columns.begin);
-  const int position = block.row - block.begin, last = position + block.count - 1;
+  const int position = static_cast<int>(size.first()) + block.row - block.begin,
+            last = position + block.count - 1;
   const PlainThread<A> me;
   clear(sum, ld);
   A delta[4], log_sum[4];
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(PlainTile<A>::kThreads) dq_kernel(BackwardArgs
 template <class A, class T, class G>
 __global__ void __launch_bounds__(PlainTile<A>::kThreads) dkv_kernel(BackwardArgs<A, T, G> args) {
   using Tile = PlainTile<A>;
-  if (blockIdx.x >= *args.blocks.count) return;
+  if (blockIdx.x >= *args.key_blocks.count) return;
   extern __shared__ __align__(16) unsigned char shared[];
   A* const buffers = reinterpret_cast<A*>(shared);
   A* const p_t = buffers + 2 * Tile::kOperand;  // [keys][queries]
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(PlainTile<A>::kThreads) dkv_kernel(BackwardArg
   A* const sum = ds_t + Tile::kOperand;
 
   const AttentionSizes& size = args.in.size;
-  const QueryBlock block = args.blocks.list[blockIdx.x];  // of keys: Tq = Tk
+  const QueryBlock block = args.key_blocks.list[blockIdx.x];
   const std::int64_t h = blockIdx.y, dqk = size.dqk();
   const ColumnRange columns(dqk + size.dv, Tile::kColumns);
   const std::int64_t k_begin = min(columns.begin, dqk), k_end = min(columns.end, dqk),
@@ -132,9 +134,11 @@ __global__ void __launch_bounds__(PlainTile<A>::kThreads) dkv_kernel(BackwardArg
   clear(sum, k_ld);
   clear(sum_v, v_ld);
   const A keep[4] = {1, 1, 1, 1};
-  for (int t = key_0; t < length; t += Tile::kRows) {
+  // Queries stand at positions from `first` on; those before the keys see none of them.
+  const int first = static_cast<int>(size.first());
+  for (int t = max(key_0, first - block.begin); t < length; t += Tile::kRows) {
     const int rows = min(Tile::kRows, length - t);
-    const std::int64_t row = block.begin + t;
+    const std::int64_t row = block.begin + t - first;
     if (!any_visible<A>(args.bits, row, rows, t + rows - 1, key_0)) continue;
     A p[4][4], dp[4][4];
     dot_tile(p,
@@ -214,18 +218,19 @@ template <class A, class T, class G>
 void launch_kernels(cudaStream_t stream, const BackwardArgs<A, T, G>& args) {
   using Tile = PlainTile<A>;
   const AttentionSizes& size = args.in.size;
-  const auto grid = [&](std::int64_t width) {
-    return dim3(static_cast<unsigned>(args.blocks.bound),
+  const auto grid = [&](const QueryBlocks& blocks, std::int64_t width) {
+    return dim3(static_cast<unsigned>(blocks.bound),
                 static_cast<unsigned>(size.heads),
                 static_cast<unsigned>(plain_column_blocks(width, Tile::kColumns)));
   };
   const std::size_t dq_bytes = shared_bytes<A>(1, size.dqk()),
                     dkv_bytes = shared_bytes<A>(2, size.dqk() + size.dv);
   allow_shared_memory(dq_kernel<A, T, G>, dq_bytes);
-  dq_kernel<A, T, G><<<grid(size.dqk()), Tile::kThreads, dq_bytes, stream>>>(args);
+  dq_kernel<A, T, G><<<grid(args.blocks, size.dqk()), Tile::kThreads, dq_bytes, stream>>>(args);
   check_launch("kernel attention_backward (plain): dq");
   allow_shared_memory(dkv_kernel<A, T, G>, dkv_bytes);
-  dkv_kernel<A, T, G><<<grid(size.dqk() + size.dv), Tile::kThreads, dkv_bytes, stream>>>(args);
+  dkv_kernel<A, T, G>
+      <<<grid(args.key_blocks, size.dqk() + size.dv), Tile::kThreads, dkv_bytes, stream>>>(args);
   check_launch("kernel attention_backward (plain): dk, dv");
 }
 
@@ -235,7 +240,12 @@ void backward(CudaContext& context, const AttentionBackward& op) {
   using D = device_t<T>;
   const AttentionSizes size = attention_sizes(op);
   const Arena::Mark mark(context.scratch);
+  AttentionSizes of_keys = size;  // as if every key were a query
+  of_keys.queries = size.keys;
   const auto memory = QueryBlocksMemory::take(context.scratch, size, PlainTile<A>::kRows);
+  const auto key_memory =
+      size.first() == 0 ? memory
+                        : QueryBlocksMemory::take(context.scratch, of_keys, PlainTile<A>::kRows);
   const TensorView words = take_selection_bits(context.scratch, size, op.selected);
   const TensorView delta =
       context.scratch.take({size.heads, size.queries}, dtype_of<A>, "attention delta");
@@ -245,8 +255,10 @@ void backward(CudaContext& context, const AttentionBackward& op) {
       context.scratch.take({size.heads, size.keys, size.dr}, dtype_of<A>, "attention dkr per head");
   if (is_dry(context) || size.queries == 0 || size.heads == 0) return;
   const auto stream = native_stream(context);
-  const QueryBlocks blocks = memory.blocks();
+  const QueryBlocks blocks = memory.blocks(), key_blocks = key_memory.blocks();
   list_query_blocks(stream, blocks, size, op.cu_seqlens, PlainTile<A>::kRows);
+  if (size.first() != 0)
+    list_query_blocks(stream, key_blocks, of_keys, op.cu_seqlens, PlainTile<A>::kRows);
   const SelectionBits bits = fill_selection_bits(stream, words, size, op.cu_seqlens, op.selected);
   backward_row_statistics(stream, delta.as<A>(), log_sum.as<A>(), nullptr, op, A(1));
   dispatch_weight<T>(op.d_o.dtype(), [&]<class G>(TypeTag<G>) {
@@ -257,6 +269,7 @@ void backward(CudaContext& context, const AttentionBackward& op) {
                                          reinterpret_cast<const D*>(op.kvb.as<T>()),
                                          reinterpret_cast<const D*>(op.kr.as<T>())},
                                         blocks,
+                                        key_blocks,
                                         bits,
                                         reinterpret_cast<const device_t<G>*>(op.d_o.as<G>()),
                                         delta.as<A>(),

@@ -119,8 +119,8 @@ void attention_tiled(CudaContext& context, const AttentionForward& op) {
 }
 
 bool attention_is_tiled(const CudaContext& context, const AttentionBackward& op) {
-  return inputs_are_tiled(context, op) && is_aligned(op.dq.data(), 16) &&
-         is_aligned(op.dkvb.data(), 16) &&
+  return inputs_are_tiled(context, op) && op.q.dim(0) == op.kvb.dim(0) &&
+         is_aligned(op.dq.data(), 16) && is_aligned(op.dkvb.data(), 16) &&
          (op.d_o.dtype() != DType::bf16 || is_aligned(op.d_o.data(), 16));
 }
 

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
     for (int i = 0; i < kTilePer; ++i) {
       const std::int64_t t = row + tile_row(i);
-      const A lse = t < end ? args.lse[head * keys + t] : A(0);
+      const A lse = t < end ? args.lse[head * args.see.queries + t] : A(0);
 #pragma unroll
       for (int j = 0; j < kTilePer; ++j) {
         // Hidden pairs may lie far above lse: no exponential of them.
@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(kTileThreads)
       const int c = channel + tile_column(j);
       if (!fresh && s < keys && c < dim) sum[i][j] = part[s * dim + c];
     }
-  const std::int64_t before =
-      max(std::int64_t{0}, key - args.first) / kTile * kTile;  // queries that see no such key
+  const std::int64_t before = max(std::int64_t{0}, key - args.see.position(args.first)) / kTile *
+                              kTile;  // queries that see no such key
   for (std::int64_t row = args.first + before; row < last; row += kTile) {
     const std::int64_t end = args.row_end(row);
     if (args.see.begins[row] >= key + kTile) break;
@@ -342,7 +342,9 @@ struct Paths {
   }
 };
 Paths paths_of(const CudaContext& context, const IndexerLoss& op) {
-  const bool may = may_specialise(context), gradients = !op.dqi.empty();
+  // The tiled kernels take all queries.
+  const bool may = may_specialise(context) && op.qi.dim(0) == op.ki.dim(0),
+             gradients = !op.dqi.empty();
   return {
       may && target_tiled_takes(op),
       may && scores_tiled_takes(op.qi, op.ki, op.w) && (!gradients || gradients_tiled_takes(op)),
@@ -358,26 +360,27 @@ struct LossMemory {
 
 LossMemory take_memory(Arena& scratch, const IndexerLoss& op, const Paths& paths) {
   const DType stats = op.qi.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const std::int64_t n = op.qi.dim(0), heads = op.qi.dim(1), dim = op.qi.dim(2);
+  const std::int64_t n = op.qi.dim(0), keys = op.ki.dim(0), heads = op.qi.dim(1),
+                     dim = op.qi.dim(2);
   LossMemory m;
   m.first = op.query_begin / kTile * kTile;
   m.rows = rows_at_a_time(op.last_query() - m.first,
-                          n,
+                          keys,
                           2 * static_cast<std::int64_t>(byte_size(stats)) + 1,
                           kScratchBudget);
   m.begins = scratch.take({n}, DType::i32, "indexer documents");
   if (!op.selected.empty())
-    m.words = scratch.take({m.rows, (n + 31) / 32}, DType::i32, "indexer selection");
-  m.target = scratch.take({m.rows, n}, stats, "indexer target");
-  m.index = scratch.take({m.rows, n}, stats, "indexer scores");
+    m.words = scratch.take({m.rows, (keys + 31) / 32}, DType::i32, "indexer selection");
+  m.target = scratch.take({m.rows, keys}, stats, "indexer target");
+  m.index = scratch.take({m.rows, keys}, stats, "indexer scores");
   m.kl = scratch.take({n}, stats, "indexer loss per query");
   if (!op.dqi.empty()) {
-    const std::int64_t tiles = (n + kTile - 1) / kTile;
+    const std::int64_t tiles = (keys + kTile - 1) / kTile;
     const std::int64_t groups = std::clamp<std::int64_t>(kKeyBlocks / tiles, 1, heads);
     m.heads_per_group = static_cast<int>((heads + groups - 1) / groups);
     m.groups = static_cast<int>((heads + m.heads_per_group - 1) / m.heads_per_group);
     if (paths.gradients) m.groups = static_cast<int>(gradient_chunks(n));
-    m.parts = scratch.take({m.groups, n, dim}, stats, "indexer key gradients");
+    m.parts = scratch.take({m.groups, keys, dim}, stats, "indexer key gradients");
   }
   return m;
 }
@@ -420,7 +423,7 @@ void gradients(CudaContext& context,
 template <class A, class T>
 void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, const Paths& paths) {
   using D = device_t<T>;
-  const std::int64_t n = op.qi.dim(0);
+  const std::int64_t n = op.qi.dim(0), keys = op.ki.dim(0);
   const auto stream = native_stream(context);
   LossArgs<A, D> args{.indexer = indexer_inputs<A, T>(op),
                       .q = reinterpret_cast<const D*>(op.q.as<T>()),
@@ -432,10 +435,10 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
                       .dr = static_cast<int>(op.q.dim(2) - op.dn),
                       .kvb_width = static_cast<int>(op.kvb.dim(2)),
                       .scale = static_cast<A>(op.scale),
-                      .see = {n, n, m.begins.as<std::int32_t>()},
+                      .see = {n, keys, m.begins.as<std::int32_t>()},
                       .target = m.target.as<A>(),
                       .index = m.index.as<A>()};
-  launch_document_begins(context, m.begins, op.cu_seqlens, n);
+  launch_document_begins(context, m.begins, op.cu_seqlens, keys);
   if (op.last_query() - m.first < n) {  // what is not worked on
     const auto clear = [&](const TensorView& all) {
       if (!all.empty()) MOESAIC_CUDA_CALL(cudaMemsetAsync(all.data(), 0, all.bytes(), stream));
@@ -444,7 +447,7 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
     clear(op.dqi);
     clear(op.dw);
   }
-  const auto key_tiles = static_cast<unsigned>((n + kTile - 1) / kTile);
+  const auto key_tiles = static_cast<unsigned>((keys + kTile - 1) / kTile);
   for (std::int64_t first = m.first; first < op.last_query(); first += m.rows) {
     args.first = first;
     args.rows = std::min(m.rows, op.last_query() - first);
@@ -503,7 +506,6 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
 }  // namespace
 
 void launch(CudaContext& context, const IndexerLoss& op) {
-  MOESAIC_CHECK(op.qi.dim(0) == op.ki.dim(0), "the CUDA kernels need all queries");
   if (op.qi.dim(0) == 0) return;
   const Arena::Mark mark(context.scratch);
   const Paths paths = paths_of(context, op);

@@ -21,8 +21,12 @@ double backward_tolerance(DType dtype) {
   return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 5e-6 : 2e-3;
 }
 
-void check_plain(DeviceAttention& device, const Problem& p, DType dtype, bool wide_d_o) {
-  const bool backward = p.tq == p.tk;
+void check_plain(DeviceAttention& device,
+                 const Problem& p,
+                 DType dtype,
+                 bool wide_d_o,
+                 bool backward_of_last = false) {
+  const bool backward = p.tq == p.tk || backward_of_last;
   const Outputs want =
       run_attention(p, {.precision = precision_of(dtype), .threads = 2, .backward = backward});
   const Outputs got = device.run(
@@ -81,6 +85,26 @@ TEST_CASE("Attention on CUDA (plain) matches the CPU at tile tails packed and se
         INFO("last document border " << p.cu.back() << ", " << p.cu.size() - 1 << " documents, k "
                                      << k << ", " << name(dtype));
         check_plain(device, p, dtype, k != 9);
+      }
+    }
+  }
+}
+
+TEST_CASE("Attention on CUDA (plain): backward of the last queries against all keys so far",
+          "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  DeviceAttention device;
+  for (const std::int64_t k : {0, 20}) {
+    Problem p = make_problem({130, 65, 0, 63, 1}, 2, 7, 4, 5);
+    if (k > 0) select_random(p, k);
+    for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{100, 259},
+                                     {1, 130},
+                                     {130, 131},
+                                     {131, 195},
+                                     {150, 259}}) {
+      for (const auto dtype : {DType::f64, DType::f32, DType::bf16}) {
+        INFO("queries " << begin << " to " << end << ", k " << k << ", " << name(dtype));
+        check_plain(device, attention_test::piece_of(p, begin, end), dtype, true, true);
       }
     }
   }

@@ -27,8 +27,10 @@ struct Case {
   Keys keys = Keys::random;
   bool s0 = true, ds_final = true, saved = false;
   bool equal_heads = false;  ///< every head holds the values of the first
+  bool ends = false;         ///< states of the first and of the last document alone
   std::int64_t tokens() const { return cu.back(); }
   std::int64_t documents() const { return static_cast<std::int64_t>(cu.size()) - 1; }
+  std::int64_t states() const { return ends ? 1 : documents(); }
 };
 
 double uniform(std::uint64_t key, std::int64_t i) {
@@ -141,8 +143,8 @@ class Run {
              : i % 97 == 13          ? 0.0
                                      : 0.02 + 0.96 * uniform(6, i);
     });
-    s0_ = Exact({N, H, kDim, kDim}, DType::f32, c.equal_heads, normal(7, 0.3));
-    ds_final_ = Exact({N, H, kDim, kDim}, DType::f32, c.equal_heads, normal(8, 0.3));
+    s0_ = Exact({c.states(), H, kDim, kDim}, DType::f32, c.equal_heads, normal(7, 0.3));
+    ds_final_ = Exact({c.states(), H, kDim, kDim}, DType::f32, c.equal_heads, normal(8, 0.3));
     cu_ = OwnedTensor({N + 1}, DType::i32);
     cu_device_ = OwnedTensor({N + 1}, DType::i32, kCuda);
     std::copy(c.cu.begin(), c.cu.end(), cu_.data<std::int32_t>());
@@ -172,13 +174,13 @@ class Run {
     OwnedTensor o, s_final, dq, dk, dv, dg, dbeta, ds0;
     Results(const Case& c, DType t, DType a, Device d)
         : o({c.tokens(), c.heads, kDim}, t, d),
-          s_final({c.documents(), c.heads, kDim, kDim}, a, d),
+          s_final({c.states(), c.heads, kDim, kDim}, a, d),
           dq({c.tokens(), c.heads, kDim}, t, d),
           dk({c.tokens(), c.heads, kDim}, t, d),
           dv({c.tokens(), c.heads, kDim}, t, d),
           dg({c.tokens(), c.heads, kDim}, a, d),
           dbeta({c.tokens(), c.heads}, a, d),
-          ds0({c.documents(), c.heads, kDim, kDim}, a, d) {}
+          ds0({c.states(), c.heads, kDim, kDim}, a, d) {}
     std::vector<const OwnedTensor*> all() const {
       return {&o, &s_final, &dq, &dk, &dv, &dg, &dbeta, &ds0};
     }
@@ -344,6 +346,8 @@ TEST_CASE("KDA tensor-core kernels: document lengths", "[cuda]") {
   for (std::int32_t n = 0; n < 17; ++n)
     many.cu.push_back(many.cu.back() + n * 5 % 23);
   check_case(both, many);
+  for (const bool saved : {false, true})
+    check_case(both, {.cu = {0, 70, 134, 300}, .heads = 3, .saved = saved, .ends = true});
   check_case(both, {.cu = {0, 0, 0}, .heads = 2});
 }
 

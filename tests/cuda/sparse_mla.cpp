@@ -19,6 +19,7 @@ struct How {
   KernelPath path = KernelPath::automatic;
   KeySums key_sums = KeySums::integer;
   const char* runs = "plain";
+  bool backward_of_last = false;  ///< also of fewer queries than keys
 };
 
 Precision precision_of(DType compute) {
@@ -87,7 +88,7 @@ class Device : private PathObserver {
   SparseMlaOutputs once(const SparseMlaProblem& p, const How& how) {
     context().path = how.path;
     ran_.clear();
-    SparseMlaOps ops = sparse_mla_ops(*this, p, precision_of(how.compute));
+    SparseMlaOps ops = sparse_mla_ops(*this, p, precision_of(how.compute), how.backward_of_last);
     const bool backward = !ops.backward.dq.empty();
     owner_.scratch().poison(owner_.stream());
     moesaic::run(owner_.backend(), ops.forward);
@@ -146,6 +147,28 @@ const Subject kSubjects[] = {{"plain", {3, 6, 5}, kPlain},
                              {"automatic, 3 heads", {3, 512, 64}, kTiled}};
 
 }  // namespace
+
+TEST_CASE("Sparse MLA on CUDA: backward of the last queries against all keys so far", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  Device device;
+  const auto check = [&](const SparseMlaProblem& whole, const How& how) {
+    const std::int64_t cuts[][2] = {{100, 259}, {1, 130}, {131, 195}};
+    for (const auto& [begin, end] : cuts) {
+      const SparseMlaProblem p{piece_of(whole.expanded, begin, end),
+                               rows_of(whole.kv, 0, end, whole.width())};
+      INFO("queries " << begin << " to " << end << ", " << name(how.compute) << ", " << how.runs);
+      check_close(device.run(p, how),
+                  run_sparse_mla(p, precision_of(how.compute), 2, true),
+                  how.compute == DType::bf16 ? 1e-2 : tolerance(how.compute),
+                  whole.expanded.k);
+    }
+  };
+  const SparseMlaProblem small = make_sparse_mla({130, 65, 0, 63, 1}, 2, 6, 4, 20);
+  for (const auto dtype : {DType::f64, DType::f32, DType::bf16})
+    check(small, {.compute = dtype, .path = KernelPath::plain, .backward_of_last = true});
+  check(make_sparse_mla({130, 65, 0, 63, 1}, 16, 512, 64, 48),
+        {.compute = DType::bf16, .runs = "tiled", .backward_of_last = true});
+}
 
 TEST_CASE("Sparse MLA on CUDA (plain) matches the CPU, packed, in every dtype", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
