@@ -96,16 +96,59 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
       "indexer.select",
       {q_, all_k_, w_},
       {selected_},
-      [this](Tape& p) {
-        p.run(IndexerSelect{.selected = p.out(selected_),
-                            .scores = scores_,
-                            .qi = p.in(q_),
-                            .ki = p.in(all_k_).rows(0, keys_),
-                            .w = p.in(w_),
-                            .cu_seqlens = p.sequence().key_documents(),
-                            .given = given_});
-      },
+      [this](Tape& p) { select(p); },
       StepKind::chooses);
+}
+
+void Indexer::select(Tape& p) {
+  const ConstTensorView q = p.in(q_), k = p.in(all_k_), w = p.in(w_);
+  const TensorView selected = p.out(selected_);
+  const bool replays = !given_.empty() || !scores_.empty();
+  if (context_ != nullptr && !replays) return select_with_loans(p, q, k, w, selected);
+  p.run(IndexerSelect{.selected = selected,
+                      .scores = scores_,
+                      .qi = q,
+                      .ki = k.rows(0, keys_),
+                      .w = w,
+                      .cu_seqlens = p.sequence().key_documents(),
+                      .given = given_});
+}
+
+// Keys of a rank's own queries, but for those that it lends, and of those that it is lent (PieceLinks::loan). Every rank has
+// the keys of all tokens; the queries travel, and the choice back.
+void Indexer::select_with_loans(
+    Tape& p, ConstTensorView q, ConstTensorView k, ConstTensorView w, TensorView selected) const {
+  const QueryLoan& loan = p.sequence().links.loan;
+  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0,
+                     guests = loan.helps() ? loan.rows : 0;
+  std::vector<ConstTensorView> out;
+  std::vector<TensorView> in, back;
+  if (away > 0) {
+    out = {q.rows(0, away), w.rows(0, away)};
+    back = {selected.rows(0, away)};
+  }
+  if (guests > 0)
+    in = {p.temp({guests, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent"),
+          p.temp({guests, w.dim(1)}, w.dtype(), "indexer.w, lent")};
+  context_->exchange(out, in, loan.partner, p.stream());
+  if (away < tokens)
+    p.run(IndexerSelect{.selected = selected.rows(away, tokens),
+                        .qi = q.rows(away, tokens),
+                        .ki = k.rows(0, keys_),
+                        .w = w.rows(away, tokens),
+                        .cu_seqlens = p.sequence().key_documents()});
+  std::vector<ConstTensorView> chosen;
+  if (guests > 0) {
+    const TensorView own =
+        p.temp({guests, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
+    p.run(IndexerSelect{.selected = own,
+                        .qi = in[0],
+                        .ki = k.rows(0, loan.partner * tokens + guests),
+                        .w = in[1],
+                        .cu_seqlens = p.sequence().lent});
+    chosen = {own};
+  }
+  context_->exchange(chosen, back, loan.partner, p.stream());
 }
 
 void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {

@@ -36,6 +36,12 @@ class Indexer {
   double rope_theta_ = 10000.0;
   Precision precision_;
   StorageId wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_;
+  void select(Tape& tape);
+  void select_with_loans(Tape& tape,
+                         ConstTensorView q,
+                         ConstTensorView k,
+                         ConstTensorView w,
+                         TensorView selected) const;
   TensorView own_key_gradient(Tape& tape, TensorView all) const;
 
   // Of the micro-batches declared last.
