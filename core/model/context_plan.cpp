@@ -60,6 +60,12 @@ std::optional<ContextPlan> plan_context(const config::Config& config, const Mode
     const auto of_token = [&](std::int64_t keys) {
       return products + core_flops(o, 2 * keys, warmup);
     };
+    // The indexer's queries are lent so that both of a pair have the same (query_loan()).
+    const double score =
+        mla.indexer
+            ? full * static_cast<double>(mla.indexer->heads * 2 * (mla.indexer->head_dim + 1))
+            : 0.0;
+    std::vector<double> scores;
     ContextPlan::Phase p;
     p.piece_tokens = phase.micro_batch_size * phase.sequence_length / pieces;
     for (std::int64_t r = 0; r < pieces; ++r) {
@@ -71,6 +77,15 @@ std::optional<ContextPlan> plan_context(const config::Config& config, const Mode
                                    of_token) +
                        keys_of_token * static_cast<double>(begin));
     }
+    for (std::int64_t r = 0; r < pieces; ++r)
+      scores.push_back(
+          over_tokens(r * p.piece_tokens,
+                      (r + 1) * p.piece_tokens,
+                      phase.sequence_length,
+                      0,
+                      [&](std::int64_t keys) { return score * static_cast<double>(keys); }));
+    for (std::size_t r = 0; r < p.work.size(); ++r)
+      p.work[r] += (scores[scores.size() - 1 - r] - scores[r]) / 2;
     context.phases.push_back(std::move(p));
   }
   return context;

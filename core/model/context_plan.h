@@ -13,8 +13,8 @@ struct ContextPlan {
   struct Phase {
     std::int64_t piece_tokens = 0;
     /// Operations in forward for a rank's piece of a micro-batch, documents as long as their sequences (shorter ones are
-    /// more equal): products with parameters, cores of attention at each token's own context, and the per-head keys and
-    /// values that a rank forms of all tokens before its own.
+    /// more equal): products with parameters, cores of attention at each token's own context, the indexer's scores shared
+    /// by pairs of ranks, and the per-head keys and values that a rank forms of all tokens before its own.
     std::vector<double> work;
     double busiest_over_mean() const;
   };

@@ -102,20 +102,63 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
 }
 
 void Indexer::select(Tape& tape) const {
+  const ConstTensorView q = tape.in(q_), k = tape.in(all_k_), w = tape.in(w_);
   const TensorView selected = tape.out(selected_);
   IndexerSelect op{.selected = selected,
                    .scores = scores_,
-                   .qi = tape.in(q_),
-                   .ki = tape.in(all_k_).rows(0, keys_),
-                   .w = tape.in(w_),
+                   .qi = q,
+                   .ki = k.rows(0, keys_),
+                   .w = w,
                    .cu_seqlens = tape.sequence().key_documents(),
                    .given = given_};
-  if (slices_ == nullptr || !given_.empty() || !scores_.empty()) return tape.run(op);
-  const RowRange rows = own_queries(selected.dim(0));
-  op.query_begin = rows.begin;
-  op.query_end = rows.end;
+  if (!given_.empty() || !scores_.empty()) return tape.run(op);
+  if (slices_ != nullptr) {
+    // Sharing the queries along Axis::tp saves more than lending them along Axis::cp would.
+    const RowRange rows = own_queries(selected.dim(0));
+    op.query_begin = rows.begin;
+    op.query_end = rows.end;
+    tape.run(op);
+    return slices_->gather(selected, selected.rows(rows.begin, rows.end), tape.stream());
+  }
+  if (context_ != nullptr) return select_with_loans(tape, q, k, w, selected);
   tape.run(op);
-  slices_->gather(selected, selected.rows(rows.begin, rows.end), tape.stream());
+}
+
+// Keys of a rank's own queries, but for those that it lends, and of those that it is lent (PieceLinks::loan). Every rank has
+// the keys of all tokens; the queries travel, and the choice back.
+void Indexer::select_with_loans(
+    Tape& p, ConstTensorView q, ConstTensorView k, ConstTensorView w, TensorView selected) const {
+  const QueryLoan& loan = p.sequence().links.loan;
+  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0,
+                     guests = loan.helps() ? loan.rows : 0;
+  std::vector<ConstTensorView> out;
+  std::vector<TensorView> in, back;
+  if (away > 0) {
+    out = {q.rows(0, away), w.rows(0, away)};
+    back = {selected.rows(0, away)};
+  }
+  if (guests > 0)
+    in = {p.temp({guests, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent"),
+          p.temp({guests, w.dim(1)}, w.dtype(), "indexer.w, lent")};
+  context_->exchange(out, in, loan.partner, p.stream());
+  if (away < tokens)
+    p.run(IndexerSelect{.selected = selected.rows(away, tokens),
+                        .qi = q.rows(away, tokens),
+                        .ki = k.rows(0, keys_),
+                        .w = w.rows(away, tokens),
+                        .cu_seqlens = p.sequence().key_documents()});
+  std::vector<ConstTensorView> chosen;
+  if (guests > 0) {
+    const TensorView own =
+        p.temp({guests, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
+    p.run(IndexerSelect{.selected = own,
+                        .qi = in[0],
+                        .ki = k.rows(0, loan.partner * tokens + guests),
+                        .w = in[1],
+                        .cu_seqlens = p.sequence().lent});
+    chosen = {own};
+  }
+  context_->exchange(chosen, back, loan.partner, p.stream());
 }
 
 RowRange Indexer::own_queries(std::int64_t tokens) const {

@@ -19,6 +19,15 @@ struct ContextPiece {
 ContextPiece context_piece(std::span<const std::int32_t> documents,
                            std::span<const std::int64_t> cuts,
                            int piece);
+/// Document boundaries of the first `tokens` tokens.
+std::vector<std::int32_t> documents_before(std::span<const std::int32_t> documents,
+                                           std::int64_t tokens);
+/// Pairs pieces from both ends, r and R-1-r; the one whose tokens see more keys in all gives away as many of its first
+/// queries, in blocks of kLoanBlock, as make the two most nearly equal.
+constexpr std::int64_t kLoanBlock = 64;
+QueryLoan query_loan(std::span<const std::int32_t> documents,
+                     std::span<const std::int64_t> cuts,
+                     int piece);
 /// The cuts of R equal pieces.
 std::vector<std::int64_t> equal_cuts(std::int64_t tokens, int pieces);
 

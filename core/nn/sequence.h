@@ -5,6 +5,14 @@
 
 namespace moesaic {
 
+/// Queries whose keys one rank selects for another: later ones see more keys, so that contiguous pieces are unequal work.
+struct QueryLoan {
+  int partner = -1;       ///< rank along Axis::cp; -1: none
+  std::int64_t rows = 0;  ///< the first so many of whoever gives them away
+  bool gives = false;
+  bool helps() const noexcept { return rows > 0 && !gives; }
+};
+
 /// How a rank's piece of a micro-batch hangs together with those of other ranks along Axis::cp; host values. Alone: nothing
 /// before, nothing after.
 struct PieceLinks {
@@ -15,6 +23,7 @@ struct PieceLinks {
   int last = 0;
   /// How many of the piece's tokens are of that document.
   std::int64_t last_tokens = 0;
+  QueryLoan loan;
   bool continues() const noexcept { return first < rank; }
   bool continued() const noexcept { return last > rank; }
 };
@@ -29,6 +38,7 @@ struct PieceLinks {
 /// Where the micro-batch is cut along Axis::cp these are of the rank's piece, and besides:
 ///   keys      i32          document boundaries of all tokens up to the piece's end; they begin where the documents do
 ///   batch     i32          of the whole micro-batch
+///   lent      i32          of all tokens up to the last query that another rank lends to this one (links.loan); empty = none
 struct Sequence {
   ConstTensorView tokens;
   ConstTensorView targets;
@@ -38,6 +48,7 @@ struct Sequence {
   ConstTensorView mtp_targets;
   ConstTensorView keys = {};   ///< empty = cu
   ConstTensorView batch = {};  ///< empty = cu
+  ConstTensorView lent = {};
   PieceLinks links = {};
   std::int64_t num_tokens() const { return tokens.dim(0); }
   std::int64_t num_documents() const { return cu.dim(0) - 1; }

@@ -41,6 +41,20 @@ void TokenSlices::pass_back(TensorView from_next,
   shift(from_next, to_previous, -1, stream);
 }
 
+void TokenSlices::exchange(std::span<const ConstTensorView> to_peer,
+                           std::span<const TensorView> from_peer,
+                           int peer,
+                           Stream& stream) const {
+  if (group_ == nullptr) return;
+  std::vector<OutgoingMessage> sends;
+  std::vector<IncomingMessage> receives;
+  for (const ConstTensorView& out : to_peer)
+    sends.push_back({out, peer});
+  for (const TensorView& in : from_peer)
+    receives.push_back({in, peer});
+  group_->exchange(sends, receives, stream);
+}
+
 void TokenSlices::shift(TensorView in, ConstTensorView out, int step, Stream& stream) const {
   if (group_ == nullptr) return;
   std::vector<OutgoingMessage> sends;

@@ -1,4 +1,6 @@
 #pragma once
+#include <span>
+
 #include "core/base/tensor.h"
 #include "memory/stream.h"
 #include "parallel/mesh.h"
@@ -31,6 +33,11 @@ class TokenSlices {
   void pass_on(TensorView from_previous, ConstTensorView to_next, Stream& stream) const;
   /// The other way.
   void pass_back(TensorView from_next, ConstTensorView to_previous, Stream& stream) const;
+  /// Messages to and from one other rank, of equal shapes on both; all ranks call it, those without a part in it with none.
+  void exchange(std::span<const ConstTensorView> to_peer,
+                std::span<const TensorView> from_peer,
+                int peer,
+                Stream& stream) const;
 
  private:
   void shift(TensorView in, ConstTensorView out, int step, Stream& stream) const;

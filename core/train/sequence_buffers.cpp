@@ -31,7 +31,9 @@ SequenceBuffers::SequenceBuffers(
 void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   const auto whole = static_cast<std::int64_t>(batch.tokens.size());
   MOESAIC_CHECK(whole <= most_tokens_, "the batch does not fit its buffers");
-  const ContextPiece piece = context_piece(batch.cu, equal_cuts(whole, piece_.count), piece_.index);
+  const std::vector<std::int64_t> cuts = equal_cuts(whole, piece_.count);
+  ContextPiece piece = context_piece(batch.cu, cuts, piece_.index);
+  piece.links.loan = query_loan(batch.cu, cuts, piece_.index);
   const auto begin = static_cast<std::size_t>(piece.begin),
              t = static_cast<std::size_t>(piece.end - piece.begin);
   auto* host = host_.as<std::int32_t>();
@@ -62,6 +64,11 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
     copy(piece.keys, 0, piece.keys.size());
     copy(batch.cu, 0, batch.cu.size());
   }
+  const QueryLoan& loan = piece.links.loan;
+  std::vector<std::int32_t> lent;
+  if (loan.helps())
+    lent = documents_before(batch.cu, cuts[static_cast<std::size_t>(loan.partner)] + loan.rows);
+  copy(lent, 0, lent.size());
   const std::int64_t used = host - host_.as<std::int32_t>();
   const TensorView all = device_.rows(0, used);
   copy_tensor(all, host_.rows(0, used), stream);
@@ -84,6 +91,7 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
     sequence_.keys = next(piece.keys.size());
     sequence_.batch = next(batch.cu.size());
   }
+  if (!lent.empty()) sequence_.lent = next(lent.size());
   sequence_.links = piece.links;
 }
 

@@ -31,6 +31,10 @@ Sequence pretend_sequence(std::int64_t tokens,
   s.cu = pretend({documents + 1}, DType::i32, device);
   if (piece.count > 1) s.keys = s.batch = s.cu;
   s.links = {.rank = piece.index, .first = 0, .last = piece.count - 1, .last_tokens = tokens};
+  if (const int partner = piece.count - 1 - piece.index; partner != piece.index) {
+    s.links.loan = {.partner = partner, .rows = tokens};
+    s.lent = s.cu;
+  }
   if (mtp) s.mtp_tokens = s.mtp_targets = s.tokens;
   return s;
 }

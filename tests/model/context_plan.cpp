@@ -47,6 +47,13 @@ TEST_CASE("context plan: the work of a piece is that of its tokens at their own 
     const auto keys = static_cast<double>(3072 * r * o.mla.kv_lora_rank * o.mla.heads *
                                           (o.mla.qk_nope_dim + o.mla.v_dim));
     want += 2 * static_cast<double>(o.layers.size()) * keys;
+    // Ranks 0 and 3, 1 and 2 share the indexer's scores: half of the difference moves. Two tokens at the same place in
+    // two pieces differ by the distance of the pieces in their sequences.
+    const double score =
+        static_cast<double>(o.layers.size()) *
+        static_cast<double>(o.mla.indexer->heads * 2 * (o.mla.indexer->head_dim + 1));
+    const std::int64_t distance = 3072 * ((3 - r) % 2 - r % 2);
+    want += score * 3072 * static_cast<double>(distance) / 2;
     CHECK(phase.work[static_cast<std::size_t>(r)] == Approx(want).epsilon(1e-12));
   }
 }

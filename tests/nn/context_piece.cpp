@@ -84,3 +84,56 @@ TEST_CASE("context piece: any documents and cuts agree with every token's own do
     }
   }
 }
+
+TEST_CASE("query loans: both of a pair agree, and share what one alone would do") {
+  const auto pairs = [](const Ints& documents, std::int64_t begin, std::int64_t end) {
+    std::int64_t sum = 0;
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::size_t n = 0;
+      while (documents[n + 1] <= t)
+        ++n;
+      sum += t + 1 - documents[n];
+    }
+    return sum;
+  };
+  const auto check = [&](const Ints& documents, int pieces) {
+    const auto cuts = equal_cuts(documents.back(), pieces);
+    for (int r = 0; r < pieces; ++r) {
+      const QueryLoan mine = query_loan(documents, cuts, r);
+      if (mine.partner < 0) {
+        CHECK(2 * r + 1 == pieces);
+        continue;
+      }
+      const QueryLoan theirs = query_loan(documents, cuts, mine.partner);
+      REQUIRE(theirs.partner == r);
+      REQUIRE(theirs.rows == mine.rows);
+      if (mine.rows == 0) continue;
+      REQUIRE(theirs.gives != mine.gives);
+      if (!mine.gives) continue;
+      const std::int64_t begin = cuts[static_cast<std::size_t>(r)],
+                         end = cuts[static_cast<std::size_t>(r) + 1],
+                         other = cuts[static_cast<std::size_t>(mine.partner)],
+                         own_work = pairs(documents, begin, end),
+                         their_work = pairs(documents, other, other + end - begin),
+                         lent = pairs(documents, begin, begin + mine.rows);
+      CHECK(std::max(own_work - lent, their_work + lent) < own_work);
+      // No nearer with a block more or less, and so within a block's work of each other.
+      const std::int64_t block =
+          pairs(documents, end - kLoanBlock, end) + pairs(documents, begin, begin + kLoanBlock);
+      CHECK(std::abs(own_work - their_work - 2 * lent) <= block);
+    }
+  };
+  check({0, 2048}, 2);
+  check({0, 2048}, 4);
+  check({0, 3072}, 3);
+  check({0, 100, 1000, 2048}, 8);
+  check({0, 1024, 2048}, 2);  // equal work
+  CHECK(query_loan(Ints{0, 1024, 2048}, equal_cuts(2048, 2), 0).rows == 0);
+  // The earlier piece may be the one with more to do.
+  check({0, 1000, 1030, 1060, 1100, 1200, 2000, 2048}, 2);
+  CHECK(query_loan(Ints{0, 1024, 1034, 1500, 2048}, equal_cuts(2048, 2), 0).gives);
+  // As of all 2048 queries together: a fourth of the pairs is in the first half.
+  const QueryLoan half = query_loan(Ints{0, 2048}, equal_cuts(2048, 2), 1);
+  CHECK(half.gives);
+  CHECK(half.rows == 448);
+}

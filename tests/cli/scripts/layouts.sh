@@ -64,6 +64,9 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
   agree "cp=4;cp=2,tp=2,ep=2,etp=2" data.train=short.txt "$set"
 done
+# Pieces long enough for ranks to lend each other queries of the indexer.
+tr -d '\f' < text.txt > long.txt
+agree "cp=3,ep=3;cp=4,tp=2" data.train=long.txt data.sequence_length=768 train.global_batch_size=1 model.num_experts=6
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
