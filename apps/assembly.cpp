@@ -7,8 +7,10 @@
 #include <fmt/ranges.h>
 
 #include "apps/gpu_choice.h"
+#include "core/base/activity.h"
 #include "core/config/check.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/phases.h"
@@ -86,7 +88,8 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
   return {.reduction = config.comm.reduction == config::ReductionOrder::library
                            ? Reduction::library
                            : Reduction::ordered,
-          .share_gpu = config.comm.share_gpu};
+          .share_gpu = config.comm.share_gpu,
+          .activity = activity_of_thread()};
 }
 
 void check_trainable(const config::Config& config) {
@@ -97,6 +100,35 @@ void check_trainable(const config::Config& config) {
     throw UsageError(text);
   }
 }
+
+namespace {
+
+void refuse(const char* what, const std::vector<config::Finding>& findings) {
+  if (findings.empty()) return;
+  std::string text = what;
+  for (const auto& f : findings)
+    text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
+  throw UsageError(text);
+}
+
+void check_patterns(const config::Config& config, const ParameterStore& params, Model& model) {
+  refuse("these phases cannot be trained:", phase_findings(params, config.train));
+  const Phase phase = make_phases(config).front();
+  const TokenGroups groups(params.position(), nullptr);
+  const auto exchange =
+      make_expert_exchange(config,
+                           phase,
+                           params.precision(),
+                           params.position(),
+                           static_cast<int>(config.comm.ranks_per_node.value_or(0)),
+                           nullptr);
+  const Bounds bounds =
+      groups.bounds(phase.micro_batch_tokens(), phase.sequence_length, exchange.get());
+  refuse("nothing was started:", recompute_findings(model, config.activations, bounds));
+  refuse("this pipeline cannot be made:", pipeline_findings(config));
+}
+
+}  // namespace
 
 Assembly assemble(const config::Config& config,
                   bool for_training,
@@ -112,35 +144,28 @@ Assembly assemble(const config::Config& config,
   if (!for_training) types.optimizer.master = config::MasterWeights::f32;
   a.precision = precision_of(types, on_gpu);
   if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
-  a.params = std::make_unique<ParameterStore>(a.precision, position);
-  a.model = std::make_unique<Model>(*a.params, model_options(config.model, config.train));
+  const ModelOptions options = model_options(config);
+  // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
+  ParameterStore whole(a.precision, position);
   if (for_training) {
-    std::string text;
-    for (const auto& f : phase_findings(*a.params, config.train))
-      text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
-    if (!text.empty()) throw UsageError("these phases cannot be trained:" + text);
-    const Phase phase = make_phases(config).front();
-    const TokenGroups groups(position, nullptr);
-    const auto exchange =
-        make_expert_exchange(config,
-                             phase,
-                             a.precision,
-                             position,
-                             static_cast<int>(config.comm.ranks_per_node.value_or(0)),
-                             nullptr);
-    const Bounds bounds =
-        groups.bounds(phase.micro_batch_tokens(), phase.sequence_length, exchange.get());
-    for (const auto& f : recompute_findings(*a.model, config.activations, bounds))
-      text += fmt::format("\n  {}: {}", f.keys.front(), f.message);
-    if (!text.empty()) throw UsageError("nothing was started:" + text);
+    Model model(whole, options);
+    check_patterns(config, whole, model);
   }
+  a.params = std::make_unique<ParameterStore>(a.precision, position);
+  a.model = std::make_unique<Model>(*a.params, options, stage_share(config, position));
   std::vector<char> trained(a.params->params().size(), 0);
-  if (for_training) trained = ever_trained(make_phases(config), *a.params);
+  if (for_training) {
+    trained = ever_trained(make_phases(config), *a.params);
+    if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
+  }
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),
                        static_cast<int>(config.run.threads));
-  if (for_training)
-    a.optimizer = std::make_unique<Optimizer>(*a.params, optimizer_options(config.optimizer));
+  if (!for_training) return a;
+  const bool is_part = position.extent(Axis::pp) > 1;
+  if (is_part) whole.seal_pretend(a.device, ever_trained(make_phases(config), whole));
+  a.optimizer = std::make_unique<Optimizer>(
+      *a.params, optimizer_options(config.optimizer), is_part ? &whole : nullptr);
   return a;
 }
 

@@ -84,7 +84,7 @@ fs::path find_checkpoint(const std::string& text, std::int64_t wanted) {
   }
   const fs::path root = checkpoints_in(path);
   if (step) return of_step(root, *step);
-  if (const auto latest = latest_checkpoint(root)) return latest->path;
+  if (const auto latest = latest_checkpoint(root, "name its step (RUN@STEP)")) return latest->path;
   throw InputError(fmt::format(
       "{} holds no complete checkpoint; give the run.dir of a training run, or a step-… folder",
       root.string()));

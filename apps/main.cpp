@@ -54,6 +54,16 @@ std::string unknown_verb(const CLI::App& app, int argc, char** argv) {
   return text;
 }
 
+/// What an unset variable of a shell leaves behind has no meaning for any option: a file without a name would be looked for.
+std::string empty_argument(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] == '\0')
+      return std::string("an empty argument after '") + (i > 1 ? argv[i - 1] : "moesaic") +
+             "'; is it a shell variable that is not set?";
+  }
+  return "";
+}
+
 int fail(ExitCode exit_code, const std::string& what) {
   std::cerr << "moesaic: " << what << std::endl;
   return code(exit_code);
@@ -70,6 +80,8 @@ int run(int argc, char** argv) {
   moesaic::apps::Action action;
   for (const moesaic::apps::AddVerb add : kVerbs)
     add(app, action);
+  if (const std::string empty = empty_argument(argc, argv); !empty.empty())
+    return fail(ExitCode::usage, empty);
   if (const std::string unknown = unknown_verb(app, argc, argv); !unknown.empty())
     return fail(ExitCode::usage, unknown);
   try {

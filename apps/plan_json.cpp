@@ -105,7 +105,8 @@ Json rank_memory(const std::optional<MemoryPlan>& rank) {
   Json parts;
   for (const MemoryUse& use : rank->parts)
     parts[use.tag] = use.bytes;
-  return {{"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
+  return {{"ranks", rank->ranks},
+          {"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
           {"parts", parts},
           {"communication", rank->communication},
           {"runtime_estimate", rank->runtime},

@@ -173,12 +173,13 @@ std::string phases(const ModelPlan& plan) {
 }
 
 std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
-  const std::int64_t ranks = loaded.config.parallel.dp.value_or(1);
   return fmt::format(
-      "Memory of a rank of {}, by a dry run of its steps on the {} backend; documents of at least "
+      "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at "
+      "least "
       "{} "
       "tokens\n{}",
-      ranks,
+      memory.ranks,
+      loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
       memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
       kPlannedDocument,
       memory.table());

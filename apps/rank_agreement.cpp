@@ -1,9 +1,14 @@
 #include "apps/rank_agreement.h"
 
 #include <array>
+#include <chrono>
+#include <cstring>
+#include <fstream>
 #include <optional>
 
+#include <elf.h>
 #include <fmt/format.h>
+#include <link.h>
 #include <unistd.h>
 
 #include "apps/config_changes.h"
@@ -15,6 +20,37 @@ namespace moesaic::apps {
 namespace {
 
 constexpr std::size_t kShown = 5;  // differences in a message
+
+// The linker's note of this program (GNU build id), in hexadecimal; two builds of one commit differ in it.
+int find_build_id(dl_phdr_info* info, std::size_t /*size*/, void* found) {
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& segment = info->dlpi_phdr[i];
+    if (segment.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr);
+    const auto* end = at + segment.p_memsz;
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      ElfW(Nhdr) note;
+      std::memcpy(&note, at, sizeof note);
+      const char* name = at + sizeof note;
+      const char* data = name + (note.n_namesz + 3) / 4 * 4;
+      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 &&
+          std::memcmp(name, "GNU", 4) == 0) {
+        auto& text = *static_cast<std::string*>(found);
+        for (std::size_t b = 0; b < note.n_descsz; ++b)
+          text += fmt::format("{:02x}", static_cast<unsigned char>(data[b]));
+        return 1;
+      }
+      at = data + (note.n_descsz + 3) / 4 * 4;
+    }
+  }
+  return 1;  // the program comes first; its libraries do not count
+}
+
+std::string build_id() {
+  std::string id;
+  dl_iterate_phdr(find_build_id, &id);
+  return id;
+}
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -67,7 +103,7 @@ void require_same_start(Communicator& host,
     throw_on_all(host, rank0 == mine ? "" : difference(rank0), advice);
   };
   same(
-      version_text(),
+      version_text() + build_id(),
       [](const std::string&) { return "another build of moesaic than rank 0's"; },
       "start the same program on every machine (compare 'moesaic --version')");
   const std::string values = values_of(loaded);
@@ -104,6 +140,28 @@ void require_seen_by_all(Communicator& host,
                    ? ""
                    : fmt::format("there is no {}, which rank 0 has", folder.string()),
                fmt::format("{} must lie on storage that all machines share", what));
+}
+
+void require_one_folder(Communicator& host, const std::filesystem::path& folder) {
+  std::error_code error;
+  std::string name;
+  if (host.rank() == 0) {
+    name = fmt::format(".seen-{}-{}",
+                       ::getpid(),
+                       std::chrono::system_clock::now().time_since_epoch().count());
+    std::ofstream probe(folder / name);
+    if (!probe) throw ResourceError(fmt::format("{}: cannot create a file", folder.string()));
+  }
+  host.broadcast_host(name, 0);
+  const bool is_seen = std::filesystem::exists(folder / name, error);
+  host.barrier();
+  if (host.rank() == 0) std::filesystem::remove(folder / name, error);
+  throw_on_all(host,
+               is_seen ? ""
+                       : fmt::format("run.dir: {} is not the folder that rank 0 writes to",
+                                     std::filesystem::absolute(folder, error).string()),
+               "every rank writes its part of a checkpoint there, so it must lie on storage that all "
+               "machines share (with data parallelism alone, parallel.zero=0 lets rank 0 write all)");
 }
 
 }  // namespace moesaic::apps

@@ -23,4 +23,7 @@ void require_seen_by_all(Communicator& host,
                          const std::filesystem::path& folder,
                          const std::string& what);
 
+/// `folder`, which rank 0 can write to, is one and the same for every rank, not one of this name on each machine.
+void require_one_folder(Communicator& host, const std::filesystem::path& folder);
+
 }  // namespace moesaic::apps

@@ -1,6 +1,7 @@
 #include "apps/resume.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include <fmt/format.h>
@@ -13,7 +14,11 @@
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
+#include "core/config/check.h"
 #include "core/config/on_resume.h"
+#include "core/model/from_config.h"
+#include "core/train/phases.h"
+#include "parallel/mesh.h"
 
 namespace moesaic::apps {
 namespace {
@@ -145,24 +150,25 @@ class Chooser {
   fs::path own_;
 };
 
-void refuse_or_report(const ResumeParts& parts,
-                      const fs::path& checkpoint,
-                      const std::vector<ConfigChange>& changes) {
+void report(const ResumeParts& parts, const std::vector<ConfigChange>& changes) {
+  for (const ConfigChange& c : changes) {
+    const config::ResumeRule* rule = config::resume_rule(c.key);
+    const bool logged = rule == nullptr || rule->kind == OnResume::logged;
+    parts.say(
+        fmt::format("changed    {}{}", text_of(c), logged ? " (other numbers from here on)" : ""));
+  }
+}
+
+void refuse(const ResumeParts& parts,
+            const fs::path& checkpoint,
+            const std::vector<ConfigChange>& changes) {
   std::string refused;
   for (const ConfigChange& c : changes) {
     const config::ResumeRule* rule = config::resume_rule(c.key);
     if (rule != nullptr && rule->kind == OnResume::refused)
       refused += fmt::format("\n  {} ({})", text_of(c), rule->why);
   }
-  if (refused.empty()) {
-    for (const ConfigChange& c : changes) {
-      const config::ResumeRule* rule = config::resume_rule(c.key);
-      const bool logged = rule == nullptr || rule->kind == OnResume::logged;
-      parts.say(fmt::format(
-          "changed    {}{}", text_of(c), logged ? " (other numbers from here on)" : ""));
-    }
-    return;
-  }
+  if (refused.empty()) return;
   if (parts.trainer != nullptr) {
     const auto tensors =
         checkpoint_differences(checkpoint, parts.trainer->state_of_all_ranks(), true);
@@ -187,9 +193,16 @@ std::string load_tensors(const ResumeParts& parts,
   Trainer& trainer = *parts.trainer;
   try {
     // The tensors of all ranks were compared with the manifest; a rank reads the files of its own.
-    values = load_checkpoint(checkpoint, trainer.state(), !trainer.is_split(), trainer.stream());
+    values = load_checkpoint(checkpoint,
+                             trainer.state(),
+                             !trainer.is_split(),
+                             trainer.stream(),
+                             counting(*parts.progress));
   } catch (const InputError& e) {
-    if (!parts.choice.fallback) throw;
+    if (!parts.choice.fallback) {
+      if (parts.choice.kind == ResumeChoice::Kind::path) throw;
+      throw InputError(damage_text(checkpoint, e.what()));
+    }
     damage = e.what();
   }
   if (!parts.choice.fallback) return damage;
@@ -220,6 +233,27 @@ void share(const ResumeParts& parts, Target& target) {
 void start_anew_or_throw(const ResumeParts& parts, const std::string& folder) {
   if (parts.choice.kind == ResumeChoice::Kind::must)
     throw InputError(fmt::format("--resume=must, but {} holds no complete checkpoint", folder));
+}
+
+// Keys that are right or wrong by themselves, whatever the data, the model and the machine.
+bool builds_nothing(const std::string& key) {
+  return key == "run.dir" || key == "run.max_minutes" || key.starts_with("log.") ||
+         key.starts_with("checkpoint.");
+}
+
+// What is wrong is left to those who refuse it.
+bool fits_ranks(const config::Config& config, int ranks) {
+  if (!config::untrainable(config).empty()) return false;
+  int data_parallel = 0;
+  try {
+    data_parallel = MeshLayout(mesh_config(config.parallel), ranks).extent(Axis::dp);
+  } catch (const UsageError&) {
+    return false;
+  }
+  const auto phases = make_phases(config);
+  return std::all_of(phases.begin(), phases.end(), [&](const Phase& phase) {
+    return phase.global_batch_size % (phase.micro_batch_size * data_parallel) == 0;
+  });
 }
 
 void tidy(const ResumeParts& parts, const Target& target) {
@@ -280,13 +314,21 @@ Continued continue_run(const ResumeParts& parts) {
     Continued result{.yes = true, .origin = target.origin};
     result.changes =
         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
-    refuse_or_report(parts, target.folder, result.changes);
+    refuse(parts, target.folder, result.changes);
+    report(parts, result.changes);
     require_same_tokenizer(target.folder, parts.tokenizer);
     if (const auto differences =
             checkpoint_differences(target.folder, parts.trainer->state_of_all_ranks(), true);
-        !differences.empty())
-      throw UsageError(misfit_text(target.folder, differences));
+        !differences.empty()) {
+      std::string text = misfit_text(target.folder, differences);
+      if (!result.changes.empty()) text += "\nThese keys were changed:";
+      for (const ConfigChange& c : result.changes)
+        text += "\n  " + text_of(c);
+      throw UsageError(text);
+    }
     StateValues values;
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t read_before = parts.progress->done();
     if (const std::string damage = load_tensors(parts, target.folder, values); !damage.empty()) {
       parts.say(fmt::format("passed over (--fallback): {}", damage));
       unfit.insert(target.folder);
@@ -297,13 +339,17 @@ Continued continue_run(const ResumeParts& parts) {
     std::error_code error;
     result.is_own = fs::equivalent(target.folder.parent_path(), own, error);
     tidy(parts, target);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     parts.say(fmt::format(
-        "continuing from {} (step {})", target.folder.string(), parts.trainer->steps_done()));
+        "continuing from {} (step {}){}",
+        target.folder.string(),
+        parts.trainer->steps_done(),
+        amount_and_rate(static_cast<double>(parts.progress->done() - read_before), took.count())));
     return result;
   }
 }
 
-fs::path finished_checkpoint(const ResumeParts& parts) {
+FinishedRun finished_run(const ResumeParts& parts) {
   const config::Config& config = parts.loaded->config;
   std::string folder;
   std::vector<std::string> said;  // for continue_run() to say, if there is something to continue
@@ -320,13 +366,16 @@ fs::path finished_checkpoint(const ResumeParts& parts) {
   }
   parts.host->broadcast_host(folder, 0);
   if (folder.empty()) return {};
+  const auto changes =
+      config_changes(checkpoint_config(folder), config::effective_yaml(*parts.loaded));
+  refuse(parts, folder, changes);
+  if (!fits_ranks(config, parts.host->size()) ||
+      !std::all_of(changes.begin(), changes.end(), [](auto& c) { return builds_nothing(c.key); }))
+    return {folder, false};
   for (const std::string& line : said)
     parts.say(line);
-  refuse_or_report(
-      parts,
-      folder,
-      config_changes(checkpoint_config(folder), config::effective_yaml(*parts.loaded)));
-  return folder;
+  report(parts, changes);
+  return {folder, true};
 }
 
 void load_start_weights(const ResumeParts& parts) {
@@ -347,7 +396,7 @@ void load_start_weights(const ResumeParts& parts) {
     }
     throw UsageError(text);
   }
-  load_checkpoint(target.folder, weights, false, trainer.stream());
+  load_checkpoint(target.folder, weights, false, trainer.stream(), counting(*parts.progress));
   trainer.weights_were_loaded();
   parts.say(fmt::format("weights    of {} (step {}); step, data and optimizer start anew",
                         target.folder.string(),

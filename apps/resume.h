@@ -27,8 +27,9 @@ struct ResumeParts {
   ResumeChoice choice;
   std::string tokenizer;  ///< content hash of the data's tokenizer, or kUnknownTokenizer
   Communicator* host = nullptr;
-  Trainer* trainer = nullptr;                   ///< null for finished_checkpoint()
+  Trainer* trainer = nullptr;                   ///< null for finished_run()
   std::function<void(const std::string&)> say;  ///< a line of the log, on rank 0
+  Progress* progress = nullptr;  ///< of the bytes that are read; null for finished_run()
 };
 
 struct Continued {
@@ -43,10 +44,15 @@ struct Continued {
 /// is well; then, on rank 0, checkpoints that the run leaves behind get other names.
 Continued continue_run(const ResumeParts& parts);
 
-/// Whether the run that would be continued came to its end in an earlier life: its checkpoint of train.steps, or an empty
-/// path. Needs no trainer and no data, so that a job array's last elements cost nothing. All ranks call it; rank 0 holds
-/// the folder's lock if the mark is there (finished_mark.h). Throws UsageError as continue_run() does for changed keys.
-std::filesystem::path finished_checkpoint(const ResumeParts& parts);
+struct FinishedRun {
+  std::filesystem::path checkpoint;  ///< of train.steps; empty: there is something to do
+  /// Nothing could refuse this start. Else the caller does what a run that goes on does, up to continue_run().
+  bool is_checked = false;
+};
+/// Whether the run that would be continued came to its end in an earlier life. Needs no trainer and no data, so that a job
+/// array's last elements cost nothing. All ranks call it; rank 0 holds the folder's lock if the mark is there
+/// (finished_mark.h). Throws UsageError as continue_run() does for changed keys; announces them if is_checked.
+FinishedRun finished_run(const ResumeParts& parts);
 
 /// checkpoint.load_weights: the weights of another run's checkpoint, and nothing else. All ranks call it. Throws
 /// UsageError listing the tensors and keys when that was another model.

@@ -61,10 +61,11 @@ std::string layout_line(const RunFacts& facts) {
 }
 
 std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
+  const ParameterStore& params = *facts.assembly.params;
   std::int64_t held = 0;
-  for (const auto& spec : facts.assembly.params->params())
-    held += spec.count();
-  for (const auto& spec : facts.assembly.params->buffers()) {
+  for (std::size_t i = 0; i < params.num_storages(); ++i)
+    held += params.storage_weight(StorageId{static_cast<std::int32_t>(i)}).numel();
+  for (const auto& spec : params.buffers()) {
     if (spec.is_parameter_in_checkpoint) held += spec.shape.numel();
   }
   std::string line = fmt::format("model      {} layers | {} parameters, {} active per token",
@@ -76,15 +77,23 @@ std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
   return line + fmt::format(" | {} on a rank", grouped(held));
 }
 
-std::string flops_line(const RunFacts& facts, const ModelPlan& plan) {
-  std::string line = fmt::format(
+std::string flops_line(const ModelPlan& plan) {
+  return fmt::format(
       "flops      training {:.2f} MFLOP per token = 3 x forward at {} tokens of context "
       "(moesaic plan prints the formula of every part)",
       static_cast<double>(plan.training_flops) / 1e6,
       plan.sequence_length);
-  if (const auto& peak = facts.loaded.config.log.peak_tflops)
-    line += fmt::format(" | MFU against log.peak_tflops = {}", *peak);
-  return line;
+}
+
+// "MFU = …" with whose peak that is; on the CPU nobody expects one.
+std::string mfu_text(const RunFacts& facts) {
+  const bool is_gpu = facts.assembly.device.kind == Device::Kind::cuda;
+  if (facts.peak.tflops == 0) return is_gpu ? "no MFU: " + facts.peak.source : "";
+  return fmt::format("MFU = FLOPs of a step / (its seconds x {} {} x {} TFLOP/s, {})",
+                     facts.host.size(),
+                     is_gpu ? "GPU(s)" : "rank(s)",
+                     facts.peak.tflops,
+                     facts.peak.source);
 }
 
 std::string memory_line() {
@@ -124,7 +133,8 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   if (const auto context = plan_context(facts.loaded.config, plan))
     lines.push_back("context    " + context_summary(context->phases.front()));
   lines.push_back(model_line(facts, plan));
-  lines.push_back(flops_line(facts, plan));
+  lines.push_back(flops_line(plan));
+  if (const std::string mfu = mfu_text(facts); !mfu.empty()) lines.push_back("mfu        " + mfu);
   const auto data = data_lines(c, facts.train, facts.valid, plan, facts.host.size());
   lines.insert(lines.end(), data.begin(), data.end());
   lines.push_back(memory_line());
@@ -158,6 +168,7 @@ RunHeader run_header(const RunFacts& facts) {
   header.texts["device"] = to_string(facts.assembly.device);
   header.texts["precision"] = name(facts.assembly.precision.compute);
   header.texts["flops"] = "training FLOPs per token of `moesaic plan`: 3 x forward";
+  if (const std::string mfu = mfu_text(facts); !mfu.empty()) header.texts["mfu"] = mfu;
   header.texts["hosts"] = hosts;
   header.lines = header_lines(facts, hosts);
   if (!warning.empty()) header.lines.push_back("warning    " + warning);

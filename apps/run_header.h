@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "apps/assembly.h"
+#include "apps/device_peak.h"
 #include "core/data/blend.h"
 #include "core/train/run_sink.h"
 
@@ -18,6 +19,7 @@ struct RunFacts {
   std::string device_line;  ///< on a GPU: its memory, planned and counted
   bool uses_nccl = false;
   std::string mpi_version;
+  DevicePeak peak;
   std::int64_t steps_done = 0;
   bool continues = false;
   std::string checkpoint;  ///< that it continues from, where that was named

@@ -66,9 +66,9 @@ void RunReport::open_files(const RunFacts& facts) {
         .warn = [](const std::string& text) { std::cerr << "moesaic: " << text << std::endl; }}));
   }
   StepLines::Hardware hardware;
-  hardware.peak_flops = log.peak_tflops.value_or(0) * 1e12;
+  hardware.peak_flops = facts.peak.tflops * 1e12;
   if (facts.assembly.device.kind != Device::Kind::cuda) hardware.device = "rank";
-  if (facts.assembly.device.kind == Device::Kind::cuda || log.peak_tflops)
+  if (facts.assembly.device.kind == Device::Kind::cuda || facts.peak.tflops > 0)
     hardware.devices = host_.size();
   console_->set_hardware(hardware);
 }
@@ -76,6 +76,7 @@ void RunReport::open_files(const RunFacts& facts) {
 void RunReport::begin(const RunFacts& facts) {
   begun_ = true;
   device_ = facts.assembly.device;
+  peak_tflops_ = facts.peak.tflops;
   const RunHeader header = run_header(facts);
   for (const PhasePlan& phase : make_plan(config()).phases)
     phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
@@ -119,6 +120,7 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.learning_rate = stats.learning_rate;
   record.tokens = stats.tokens;
   record.seconds = stats.seconds;
+  record.parts = stats.parts;
   record.skipped = stats.skipped;
   record.experts = stats.experts;
   for (const auto& [last_step, flops] : phase_flops_) {
@@ -129,9 +131,9 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.total_tokens = trainer.tokens_seen();
   const auto& log = config().log;
   const bool is_gpu = device_.kind == Device::Kind::cuda;
-  if (record.flops && stats.seconds > 0 && (is_gpu || log.peak_tflops)) {
+  if (record.flops && stats.seconds > 0 && (is_gpu || peak_tflops_ > 0)) {
     record.tflops_per_device = *record.flops / stats.seconds / host_.size() / 1e12;
-    if (log.peak_tflops) record.mfu = *record.tflops_per_device / *log.peak_tflops;
+    if (peak_tflops_ > 0) record.mfu = *record.tflops_per_device / peak_tflops_;
   }
   record.memory_bytes = device_bytes_;
   if (is_multiple(stats.step, log.detail_every)) record.host_bytes = host_bytes_;

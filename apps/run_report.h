@@ -47,6 +47,7 @@ class RunReport {
   Console* console_ = nullptr;  // one of them; rank 0
   bool begun_ = false;          // a run that is refused has no summary
   Device device_;
+  double peak_tflops_ = 0;                                 // 0: none is known
   std::optional<std::int64_t> device_bytes_, host_bytes_;  // of the rank with most, when last asked
   struct Life {
     std::int64_t steps = 0, first_step = 0, tokens = 0, skipped = 0, saves = 0;

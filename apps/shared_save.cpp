@@ -67,11 +67,12 @@ void SharedSave::start(const SaveRequest& request,
   if (begin(checkpoint_part_bytes(own))) {
     const std::string writer = fmt::format("rank{:05}", host_.rank());
     if (in_background) {
-      background_.start_part(folder_, writer, request.step, own, stream);
+      background_.start_part(folder_, writer, request, own, stream);
     } else {
       BackgroundSave::Result result;
       try {
-        result.part = write_checkpoint_part(folder_, writer, own, stream, request.max_file_bytes);
+        result.part = write_checkpoint_part(
+            folder_, writer, own, stream, request.max_file_bytes, request.progress);
       } catch (...) {
         result.error = std::current_exception();
       }

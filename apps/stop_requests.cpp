@@ -4,6 +4,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <string_view>
 
@@ -15,9 +16,25 @@
 namespace moesaic::apps {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{200};  // at the file: a network file system may be slow
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kBetweenLooks{
+    200};  // at the file: a network file system may be slow
 std::atomic<int> caught{0};
+bool is_launched =
+    false;  // by an MPI launcher; once MPI has started a lone process has its variables, too
+fs::file_time_type asked_since =
+    fs::file_time_type::min();  // older files were meant for another start
 static_assert(std::atomic<int>::is_always_lock_free);
+
+// The clock that files get their times from ticks in milliseconds and lags behind the finer one.
+fs::file_time_type file_clock_now() {
+  timespec now{};
+  MOESAIC_CHECK(clock_gettime(CLOCK_REALTIME_COARSE, &now) == 0, "clock_gettime");
+  const auto since_1970 = std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+  return std::chrono::file_clock::from_sys(
+      std::chrono::sys_time<std::chrono::nanoseconds>(since_1970));
+}
 
 extern "C" void note_signal(int signal) {
   caught.store(signal, std::memory_order_relaxed);
@@ -78,8 +95,10 @@ std::string to_string(StopReason reason) {
 }
 
 void catch_stop_signals() {
+  asked_since = file_clock_now();
+  is_launched = is_launched_by_mpi();
   handle(SIGUSR1, 0);
-  if (is_launched_by_mpi()) return;
+  if (is_launched) return;
   handle(SIGTERM, 0);
   handle(SIGINT, static_cast<int>(SA_RESETHAND));
 }
@@ -98,9 +117,8 @@ StopReason caught_signal() noexcept {
 }
 
 std::string how_to_stop(const std::string& run_dir) {
-  const std::string file =
-      fmt::format("touch {}", (std::filesystem::path(run_dir) / "stop").string());
-  if (!is_launched_by_mpi())
+  const std::string file = fmt::format("touch {}", (fs::path(run_dir) / "stop").string());
+  if (!is_launched)
     return fmt::format(
         "Ctrl-C once, kill -USR1 {}, or {}: saves and ends with exit code 75", ::getpid(), file);
   const auto mpirun = launcher_process();
@@ -131,13 +149,22 @@ bool StopRequests::file_is_there() {
   if (settings_.file.empty() || Clock::now() < next_look_) return false;
   next_look_ = Clock::now() + kBetweenLooks;
   std::error_code error;
-  return std::filesystem::exists(settings_.file, error);
+  return fs::exists(settings_.file, error);
+}
+
+bool StopRequests::remove_older_file() const {
+  if (settings_.file.empty()) return false;
+  std::error_code error;
+  const auto written = fs::last_write_time(settings_.file, error);
+  if (error || written >= asked_since) return false;
+  remove_file();
+  return true;
 }
 
 void StopRequests::remove_file() const {
   if (settings_.file.empty()) return;
   std::error_code error;
-  std::filesystem::remove(settings_.file, error);
+  fs::remove(settings_.file, error);
   if (error)
     throw ResourceError(fmt::format("{}: cannot be removed, and would stop the next start too: {}",
                                     settings_.file.string(),

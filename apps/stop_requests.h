@@ -24,7 +24,7 @@ std::string to_string(StopReason reason);
 /// From here to the end of the process SIGUSR1 only sets a flag, whatever the process is doing; further ones change
 /// nothing. A process that no MPI launcher started takes SIGTERM and the first SIGINT in the same way (a second SIGINT
 /// ends it at once); under mpirun those two end a job within about two seconds, too early for a save. Called before MPI
-/// starts, so that an early signal is not lost.
+/// starts, so that an early signal is not lost. The file RUN_DIR/stop counts from here on, too.
 void catch_stop_signals();
 /// The signal that came, or none.
 StopReason caught_signal() noexcept;
@@ -47,6 +47,8 @@ class StopRequests {
   };
   explicit StopRequests(Settings settings) : settings_(std::move(settings)) {}
 
+  /// Removes a file from before catch_stop_signals(), which was meant for another start. Returns whether there was one.
+  bool remove_older_file() const;
   StopReason wish();
   void step_took(double seconds) { step_seconds_ = seconds; }
   void save_took(double seconds) { save_seconds_ = seconds; }

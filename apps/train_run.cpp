@@ -4,12 +4,14 @@
 #include <chrono>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
 #include "apps/finished_mark.h"
 #include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
+#include "apps/version.h"
 #include "comm/device_communicator.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
@@ -28,16 +30,19 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 TrainRun::TrainRun(const config::LoadedConfig& loaded,
                    ResumeChoice resume,
                    const RankPlace& place,
+                   Watchdog* watchdog,
                    const ConsoleStyle& console)
     : loaded_(loaded),
       resume_(std::move(resume)),
       place_(place),
+      watchdog_(watchdog),
       host_(place.world),
       report_(loaded, place.world, console) {}
 TrainRun::~TrainRun() = default;
 
 void TrainRun::prepare() {
   check_trainable(config());
+  MeshLayout(mesh_config(config().parallel), host_.size());  // throws before anything is opened
   const Device device = resolve_device(config(), &host_);
   if (place_.local_size > 1) {
     const std::string warning =
@@ -57,8 +62,8 @@ void TrainRun::prepare() {
     if (valid_) documents.emplace_back(*valid_);
     const auto before = cuda::device_memory(device);
     memory_before_ = before.total - before.free;
-    memory_plan_ =
-        plan_memory(config(), device, precision_of(config(), true), documents, host_.size());
+    memory_plan_ = plan_memory(
+        config(), device, precision_of(config(), true), documents, host_.size(), host_.rank());
     check_memory();
     if (host_.size() > 1)
       device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
@@ -99,15 +104,35 @@ void TrainRun::check_memory() const {
 }
 
 // After resuming was settled: a run that is refused leaves the folder as it was.
-void TrainRun::open_run_dir() {
+void TrainRun::open_run_dir(const std::vector<ConfigChange>& changes) {
   if (is_root()) {
     remove_finished_mark(config().run.dir);
+    if (stops_->remove_older_file())
+      report_.line(
+          fmt::format("removed    {}: it was there before this start, and does not stop it",
+                      (std::filesystem::path(config().run.dir) / "stop").string()));
     replace_file(std::filesystem::path(config().run.dir) / "config.yaml",
                  config::effective_yaml(loaded_));
     keep_tokenizer(config());
-    checkpointing_->finish_interrupted();
+    checkpointing_->finish_interrupted(changes);
   }
   host_.barrier();
+}
+
+// Where the watchdogs of all ranks tell each other where they are. The lock has made the folder above.
+void TrainRun::meet_on_board() {
+  if (watchdog_ == nullptr || host_.size() == 1) return;
+  const auto folder = std::filesystem::path(config().run.dir) / "watchdog";
+  std::string life;
+  if (is_root()) {
+    std::error_code error;  // a run needs no board
+    std::filesystem::remove_all(folder, error);
+    std::filesystem::create_directories(folder, error);
+    life =
+        fmt::format("{}-{}", std::chrono::system_clock::now().time_since_epoch().count(), getpid());
+  }
+  host_.broadcast_host(life, 0);
+  watchdog_->use_board(folder, life, host_.rank(), host_.size());
 }
 
 // The plan beside the driver's count, which includes other processes on the device: what they had before this one began
@@ -128,20 +153,26 @@ std::string TrainRun::memory_line() const {
 }
 
 void TrainRun::begin_report() {
-  report_.begin({.loaded = loaded_,
-                 .assembly = assembly_,
-                 .host = host_,
-                 .train = train_,
-                 .valid = valid_.get(),
-                 .device_line = memory_plan_ ? memory_line() : "",
-                 .uses_nccl = device_world_ != nullptr,
-                 .mpi_version = place_.mpi_version,
-                 .steps_done = trainer_->steps_done(),
-                 .continues = continues_,
-                 .checkpoint = continued_from_});
+  report_.begin(
+      {.loaded = loaded_,
+       .assembly = assembly_,
+       .host = host_,
+       .train = train_,
+       .valid = valid_.get(),
+       .device_line = memory_plan_ ? memory_line() : "",
+       .uses_nccl = device_world_ != nullptr,
+       .mpi_version = place_.mpi_version,
+       .peak = device_peak(
+           config().log.peak_tflops,
+           assembly_.device.kind == Device::Kind::cuda ? cuda::device_name(assembly_.device) : "",
+           assembly_.precision.compute),
+       .steps_done = trainer_->steps_done(),
+       .continues = continues_,
+       .checkpoint = continued_from_});
 }
 
 double TrainRun::evaluate(bool whole) {
+  const PeriodScope period("evaluation", false);
   ShownProgress progress(report_.sinks(), whole ? "final evaluation" : "evaluation", 0, "batches");
   const EvalStats stats = trainer_->evaluate(whole, &*progress);
   report_.eval(stats, trainer_->steps_done());
@@ -150,10 +181,14 @@ double TrainRun::evaluate(bool whole) {
 
 // All ranks agree whether there is another step, and if not, why.
 std::optional<StepStats> TrainRun::next_step(StopReason& stop) {
+  const bool first = !std::exchange(has_stepped_, true);
+  const PeriodScope period("training", first);
   auto wish = static_cast<std::int64_t>(stops_->wish());
   const auto stats = traced_step(wish);
   stop = static_cast<StopReason>(wish);
-  if (stats) stops_->step_took(stats->seconds);
+  if (!stats) return stats;
+  stops_->step_took(stats->seconds);
+  if (watchdog_ != nullptr && !first) watchdog_->step_took(stats->seconds);
   return stats;
 }
 
@@ -197,7 +232,8 @@ void TrainRun::prepare_saving() {
                                       std::int64_t step,
                                       const std::map<std::string, double>& values) {
                                  report_.event({.type = type, .step = step, .values = values});
-                               }});
+                               },
+                           .sinks = &report_.sinks()});
   constexpr double kGuessedBytesPerSecond = 100e6;
   stops_ = std::make_unique<StopRequests>(StopRequests::Settings{
       .file = is_root() ? std::filesystem::path(config().run.dir) / "stop" : "",
@@ -209,13 +245,15 @@ void TrainRun::prepare_saving() {
 
 // From the checkpoint to continue from, else from the weights to start with; returns changed keys.
 std::vector<ConfigChange> TrainRun::load_state() {
+  const PeriodScope period("loading", true);
+  ShownProgress progress(report_.sinks(), "loading", 0, "bytes");
   const ResumeParts parts{.loaded = &loaded_,
                           .choice = resume_,
                           .tokenizer = tokenizer_hash_,
                           .host = &host_,
                           .trainer = trainer_.get(),
-                          .say = [this](const std::string& line) { report_.line(line); }};
-  const ShownProgress progress(report_.sinks(), "load");
+                          .say = [this](const std::string& line) { report_.line(line); },
+                          .progress = &*progress};
   const Continued continued = continue_run(parts);
   continues_ = continued.yes;
   continued_from_ = continued.origin;
@@ -230,7 +268,7 @@ std::vector<ConfigChange> TrainRun::load_state() {
 void TrainRun::report_failure(const Error& error) {
   try {
     report_.end({trainer_->steps_done(), static_cast<int>(error.exit_code()), error.what(), ""});
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  } catch (const Error&) {  // nothing more can be done for the records
   }
 }
 
@@ -249,32 +287,37 @@ void TrainRun::take_lock() {
 }
 
 // A run that another life brought to its end is not built again; the last elements of a job array are such starts.
-bool TrainRun::was_finished_before() {
+FinishedRun TrainRun::finished_before() {
   // Where there is no mark the folder stays as it is until the configuration and the data have been found good.
   if (is_root() && is_marked_finished(config().run.dir, config().train.steps)) take_lock();
-  const std::filesystem::path checkpoint =
-      finished_checkpoint({.loaded = &loaded_,
-                           .choice = resume_,
-                           .host = &host_,
-                           .say = [this](const std::string& line) { report_.line(line); }});
-  if (checkpoint.empty()) return false;
+  return finished_run({.loaded = &loaded_,
+                       .choice = resume_,
+                       .host = &host_,
+                       .say = [this](const std::string& line) { report_.line(line); }});
+}
+
+int TrainRun::end_finished(const FinishedRun& finished) {
   report_.line(
       fmt::format("finished   step {} of {} was done before, nothing is left to do ({}); raise "
                   "train.steps to train on",
                   config().train.steps,
                   config().train.steps,
-                  checkpoint.string()));
-  return true;
+                  finished.checkpoint.string()));
+  return 0;
 }
 
 int TrainRun::run() {
-  if (was_finished_before()) return 0;
+  const FinishedRun finished = finished_before();
+  if (finished.is_checked) return end_finished(finished);
   prepare();
   mark_ranges();
   take_lock();
+  if (host_.size() > 1 && trainer_->is_split()) require_one_folder(host_, config().run.dir);
+  meet_on_board();
   prepare_saving();
   const std::vector<ConfigChange> changes = load_state();
-  open_run_dir();
+  if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
+  open_run_dir(changes);
   begin_report();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",
@@ -296,12 +339,14 @@ void TrainRun::report_data_use() {
 }
 
 int TrainRun::train() {
+  const PeriodScope period("between steps", false);
   const auto& train = config().train;
   while (trainer_->steps_done() < train.steps) {
-    look_at_saves();
+    count_saving([this] { look_at_saves(); });
     StopReason stop = StopReason::none;
-    const auto stats = next_step(stop);
+    auto stats = next_step(stop);
     if (!stats) return stop_early(stop);
+    stats->parts[StepPart::checkpoint] = std::exchange(saving_seconds_, 0);
     report_.step(*stats, *trainer_, memory_plan_ ? " | " + memory_line() : "");
     refuse_bad_numbers();
     const std::int64_t step = trainer_->steps_done();
@@ -309,8 +354,10 @@ int TrainRun::train() {
       evaluate(false);
     const std::int64_t every = config().checkpoint.every;
     // A state that only skips must not push good checkpoints out.
-    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0)
-      checkpointing_->save();
+    if (every > 0 && step % every == 0 && trainer_->consecutive_bad_steps() == 0) {
+      const PeriodScope saving("saving", true);
+      count_saving([this] { checkpointing_->save(); });
+    }
   }
   if (const std::int64_t bad = trainer_->consecutive_bad_steps(); bad > 0) {
     throw NumericsError(fmt::format(
@@ -324,9 +371,9 @@ int TrainRun::train() {
 
 void TrainRun::finish() {
   if (config().checkpoint.save_at_end) {
-    checkpointing_->finish();
+    finish_saving();
   } else {
-    checkpointing_->drain();
+    checkpointing_->settle();
   }
   report_data_use();
   if (valid_) report_.closing_comparison(evaluate(true), *valid_);
@@ -341,9 +388,22 @@ void TrainRun::finish() {
   if (!is_root()) return;
   try {
     mark_finished(config().run.dir, trainer_->steps_done());
+    stops_->remove_file();            // a request in the last step
   } catch (const ResourceError& e) {  // everything is saved; starting again would evaluate again
     report_.line(fmt::format("warning    {}", e.what()));
   }
+}
+
+void TrainRun::count_saving(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  saving_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void TrainRun::finish_saving() {
+  const PeriodScope period("saving", true);
+  checkpointing_->finish();
 }
 
 void TrainRun::look_at_saves() {
@@ -354,7 +414,7 @@ void TrainRun::look_at_saves() {
 
 // Whatever the interval: a run that is stopped more often than it saves must get on all the same.
 int TrainRun::stop_early(StopReason reason) {
-  checkpointing_->finish();
+  finish_saving();
   stops_->remove_file();
   constexpr int kCode = static_cast<int>(ExitCode::requeue);
   report_.end(
@@ -382,6 +442,24 @@ void TrainRun::refuse_bad_numbers() const {
                   step));
 }
 
+namespace {
+
+// From before MPI starts until after it has ended: both may wait for ever.
+std::unique_ptr<Watchdog> make_watchdog(const config::CommConfig& comm, const Activity& activity) {
+  if (comm.watchdog_s == 0) return nullptr;
+  return std::make_unique<Watchdog>(
+      activity,
+      Watchdog::Options{
+          .limit_s = comm.watchdog_s,
+          .long_limit_s = std::max(comm.watchdog_s, comm.first_step_s),
+          .rank = launcher_rank(),
+          .closing = fmt::format("this ends the run with exit code {} (comm.watchdog_s); the same "
+                                 "command continues from the newest checkpoint",
+                                 static_cast<int>(ExitCode::watchdog))});
+}
+
+}  // namespace
+
 int run_training(const std::function<config::LoadedConfig()>& load,
                  const std::string& resume,
                  bool fallback,
@@ -399,10 +477,16 @@ int run_training(const std::function<config::LoadedConfig()>& load,
     options.reduction = Reduction::library;
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(console, this_terminal());
+  Activity activity;
+  options.activity = &activity;
+  const ActivityOfThread here(&activity);
+  const auto watchdog = make_watchdog(loaded.config.comm, activity);
   return run_ranks(options, [&](const RankPlace& place) {
     require_same_start(place.world, loaded, resume + (fallback ? " --fallback" : ""));
-    TrainRun run(loaded, choice, place, style);
-    return run.execute();
+    TrainRun run(loaded, choice, place, watchdog.get(), style);
+    const int code = run.execute();
+    activity.period.update([](Period& at) { at.name = "ending"; });
+    return code;
   });
 }
 

@@ -15,6 +15,7 @@
 #include "apps/resume.h"
 #include "apps/run_report.h"
 #include "apps/stop_requests.h"
+#include "comm/watchdog.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
 
@@ -27,6 +28,7 @@ class TrainRun {
   TrainRun(const config::LoadedConfig& loaded,
            ResumeChoice resume,
            const RankPlace& place,
+           Watchdog* watchdog,
            const ConsoleStyle& console);
   ~TrainRun();
   /// Returns the exit code. Throws NumericsError after train.max_bad_steps steps in a row that were not finite.
@@ -35,7 +37,8 @@ class TrainRun {
  private:
   const config::Config& config() const { return loaded_.config; }
   bool is_root() const { return host_.rank() == 0; }
-  bool was_finished_before();
+  FinishedRun finished_before();
+  int end_finished(const FinishedRun& finished);
   void take_lock();
   void prepare();
   void check_memory() const;
@@ -51,15 +54,19 @@ class TrainRun {
   int stop_early(StopReason reason);
   void finish();
   void refuse_bad_numbers() const;
+  void count_saving(const std::function<void()>& work);
   void look_at_saves();
+  void finish_saving();
   double evaluate(bool whole);
-  void open_run_dir();
+  void open_run_dir(const std::vector<ConfigChange>& changes);
   void report_failure(const Error& error);
+  void meet_on_board();
   void report_data_use();
 
   const config::LoadedConfig& loaded_;
   ResumeChoice resume_;
   RankPlace place_;
+  Watchdog* watchdog_;  // null when comm.watchdog_s is 0
   Communicator& host_;  // of all ranks, for host memory
   RunReport report_;
   std::optional<MemoryPlan> memory_plan_;       // on a GPU
@@ -75,7 +82,9 @@ class TrainRun {
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<Checkpointing> checkpointing_;
   std::unique_ptr<StopRequests> stops_;
+  double saving_seconds_ = 0;  // that training waited since the last step
   bool continues_ = false;
+  bool has_stepped_ = false;
   std::string continued_from_;  // checkpoint named by --resume
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

@@ -22,7 +22,12 @@ void add_ops(CLI::App& bench, Action& action) {
   const auto dtype = std::make_shared<std::string>();
   verb->add_option("--only", options->only, "Only cases whose name contains this text");
   verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
-  verb->add_flag("--plain", options->plain, "CUDA ops take the kernels for any size");
+  CLI::Option* plain =
+      verb->add_flag("--plain", options->plain, "CUDA ops take the kernels for any size");
+  verb->add_flag("--separate",
+                 options->separate,
+                 "CUDA: a product and the activation behind it run as two ops, never as one")
+      ->excludes(plain);
   verb->add_option("--dtype",
                    *dtype,
                    "Type of activations and weights; without it f32 on the CPU, bf16 on a GPU")
@@ -50,6 +55,9 @@ void add_step(CLI::App& bench, Action& action) {
   verb->add_option("--steps", options->steps, "Timed steps")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
+  verb->add_flag("--separate",
+                 options->separate,
+                 "CUDA: a product and the activation behind it run as two ops, never as one");
   verb->add_flag("--json", options->json, "One JSON object in place of the table");
   verb->footer("Example:\n  moesaic bench step configs/bench_h512.yaml --steps 5\n");
   verb->callback([&action, options, arguments] {
@@ -96,6 +104,7 @@ void add_a2a(CLI::App& bench, Action& action) {
   verb->add_option("--dtype", *dtype, "Type of the rows")
       ->check(CLI::IsMember({"f32", "bf16", "f64"}))
       ->capture_default_str();
+  verb->add_flag("--fp8", o->fp8, "Dispatch sends E4M3 with a scale per 128 elements");
   verb->add_option("--buffer-factor",
                    o->buffer_factor,
                    "Rows that buffers hold, as a multiple of even routing's; 0 = for any routing")

@@ -4,6 +4,7 @@
 
 #include "apps/eval/run_eval.h"
 #include "apps/verb.h"
+#include "apps/whole_number.h"
 
 namespace moesaic::apps {
 
@@ -31,10 +32,10 @@ void add_eval(CLI::App& app, Action& action) {
   verb->add_option("--tokens",
                    a->tokens,
                    "Tokens of each data set, in whole windows spread over it; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number, "NONNEGATIVE")
       ->capture_default_str();
   verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number, "NONNEGATIVE")
       ->capture_default_str();
   verb->add_flag("--average", a->average, "Use the moving averages of the weights");
   verb->add_flag("--json", a->json, "One JSON object in place of the lines");

@@ -10,6 +10,7 @@
 #include "apps/generator.h"
 #include "apps/run_tokenizer.h"
 #include "apps/verb.h"
+#include "apps/whole_number.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/config/load.h"
 
@@ -64,13 +65,13 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   verb->add_option("--top-k", a->sampling.top_k, "Sample among the k most likely tokens; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number, "NONNEGATIVE")
       ->capture_default_str();
   verb->add_option("--seed", a->sampling.seed, "The same seed gives the same text")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number, "NONNEGATIVE")
       ->capture_default_str();
   verb->add_option("--step", a->step, "Checkpoint of this step; 0 = the newest")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number, "NONNEGATIVE")
       ->capture_default_str();
   verb->add_option(
       "--tokenizer",

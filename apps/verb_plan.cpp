@@ -58,11 +58,11 @@ int plan(const PlanArguments& arguments) {
 
 }  // namespace
 
-// Of one stage; without parallel.dp as few as the other axes need.
+// Without parallel.dp as few as the other axes need.
 int ranks_of(const config::ParallelConfig& parallel) {
   const std::int64_t dense = parallel.cp * parallel.tp;
   const std::int64_t least = std::lcm(dense, parallel.ep * parallel.etp) / dense;
-  return static_cast<int>(parallel.dp.value_or(least) * dense);
+  return static_cast<int>(parallel.pp * parallel.dp.value_or(least) * dense);
 }
 
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
@@ -70,11 +70,20 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
-  return plan_memory(config,
-                     wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                     precision_of(config, wants_cuda),
-                     {&documents, 1},
-                     ranks_of(config.parallel));
+  const int ranks = ranks_of(config.parallel), stages = static_cast<int>(config.parallel.pp);
+  // Along Axis::cp the last rank sees the most keys.
+  const auto last_piece = static_cast<int>((config.parallel.cp - 1) * config.parallel.tp);
+  std::optional<MemoryPlan> most;  // of the stage that needs most
+  for (int stage = 0; stage < stages; ++stage) {
+    MemoryPlan plan = plan_memory(config,
+                                  wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
+                                  precision_of(config, wants_cuda),
+                                  {&documents, 1},
+                                  ranks,
+                                  stage * (ranks / stages) + last_piece);
+    if (!most || plan.total() > most->total()) most = std::move(plan);
+  }
+  return most;
 }
 
 void add_plan(CLI::App& app, Action& action) {

@@ -15,9 +15,10 @@ void add_layouts(CLI::App& selftest, Action& action) {
   const auto options = std::make_shared<selftest::LayoutsOptions>();
   const auto arguments = std::make_shared<ConfigArguments>();
   add_config_arguments(*verb, *arguments);
-  verb->add_option("--ranks",
-                   options->ranks,
-                   "Threads of this process as ranks, instead of the ranks of mpirun")
+  verb->add_option(
+          "--ranks",
+          options->ranks,
+          "Threads of this process as ranks, instead of the ranks of mpirun; without both, 4")
       ->check(CLI::Range(1, 64));
   verb->add_option("--layouts",
                    options->layouts,
@@ -47,6 +48,7 @@ void add_layouts(CLI::App& selftest, Action& action) {
 void add_selftest(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand("selftest", "Checks of the program against itself");
   verb->require_subcommand(1);
+  verb->footer("Example:\n  moesaic selftest layouts configs/quickstart.yaml\n");
   add_layouts(*verb, action);
 }
 

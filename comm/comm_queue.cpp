@@ -60,21 +60,49 @@ struct CancelOnDrop {
   std::shared_ptr<Ticket> ticket;
 };
 
-void perform(Ticket& ticket, const std::function<void()>& work) {
+// What the thread is at, for the watchdog.
+class Note {
+ public:
+  Note(Activity* activity, const Exchange& what) : activity_(activity), what_(what) {}
+  void enter(Exchange::State state) {
+    if (activity_ == nullptr) return;
+    what_.state = state;
+    what_.since_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+    activity_->exchange.write(what_);
+  }
+
+ private:
+  Activity* activity_;
+  Exchange what_;
+};
+
+void perform(Ticket& ticket, const std::function<void()>& work, Note note) {
   std::exception_ptr failure;
+  note.enter(Exchange::State::queued);
   if (ticket.wait_ready()) {
+    note.enter(Exchange::State::moving);
     try {
       work();
     } catch (...) {
       failure = std::current_exception();
     }
   }
+  note.enter(Exchange::State::done);
+  count_progress();
   ticket.set_done(failure);
 }
 
 }  // namespace
 
 struct CommQueue::Impl {
+  // By the main thread: where in the run it issues an operation.
+  Exchange numbered(Exchange what) {
+    what.number = ++issued;
+    if (activity == nullptr) return what;
+    what.step = activity->period.latest().step;
+    what.place = activity->issued.latest();
+    return what;
+  }
   void add(std::function<void()> item) {
     {
       const std::lock_guard lock(mutex);
@@ -103,10 +131,13 @@ struct CommQueue::Impl {
   std::deque<std::function<void()>> items;
   bool busy = false;
   bool closing = false;
+  Activity* activity = nullptr;
+  std::uint64_t issued = 0;
   std::thread thread;
 };
 
-CommQueue::CommQueue() : impl_(std::make_unique<Impl>()) {
+CommQueue::CommQueue(Activity* activity) : impl_(std::make_unique<Impl>()) {
+  impl_->activity = activity;
   impl_->thread = std::thread([impl = impl_.get()] { impl->work(); });
 }
 
@@ -119,23 +150,31 @@ CommQueue::~CommQueue() {
   impl_->thread.join();
 }
 
-void CommQueue::run_in_stream(Stream& stream, std::function<void()> work) {
+Activity* CommQueue::activity() const noexcept {
+  return impl_->activity;
+}
+
+void CommQueue::run_in_stream(Stream& stream, std::function<void()> work, const Exchange& what) {
   if (stream.mode() == Stream::Mode::dry) return;
   auto ticket = std::make_shared<Ticket>();
   auto guard = std::make_shared<CancelOnDrop>(ticket);
   // Queued before the stream's task: an immediate stream runs the task, and waits, inside
   // enqueue().
-  impl_->add([ticket, work = std::move(work)] { perform(*ticket, work); });
+  impl_->add([ticket, work = std::move(work), note = Note(impl_->activity, impl_->numbered(what))] {
+    perform(*ticket, work, note);
+  });
   stream.enqueue([guard = std::move(guard)] {
     guard->ticket->set_ready(false);
     guard->ticket->wait_done();
   });
 }
 
-void CommQueue::run(std::function<void()> work) {
+void CommQueue::run(std::function<void()> work, const Exchange& what) {
   const auto ticket = std::make_shared<Ticket>();
   ticket->set_ready(false);
-  impl_->add([ticket, work = std::move(work)] { perform(*ticket, work); });
+  impl_->add([ticket, work = std::move(work), note = Note(impl_->activity, impl_->numbered(what))] {
+    perform(*ticket, work, note);
+  });
   ticket->wait_done();
 }
 

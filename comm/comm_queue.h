@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/base/activity.h"
 #include "memory/stream.h"
 
 namespace moesaic {
@@ -14,21 +15,23 @@ namespace moesaic {
 /// and operations or events that this work waits for) was issued before it.
 class CommQueue {
  public:
-  CommQueue();
+  /// Notes in `activity`, if it is given, which operation the thread is at.
+  explicit CommQueue(Activity* activity = nullptr);
   ~CommQueue();  ///< runs what is queued, then joins
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
 
   /// `work` runs when its turn has come and `stream` has reached this point; later work of `stream`
   /// waits for it. An exception becomes the stream's failure. Nothing happens on a dry stream. If
-  /// the stream drops the task because it failed earlier, `work` is skipped.
-  void run_in_stream(Stream& stream, std::function<void()> work);
+  /// the stream drops the task because it failed earlier, `work` is skipped. `what`: its operation, group, ranks and bytes.
+  void run_in_stream(Stream& stream, std::function<void()> work, const Exchange& what);
 
   /// Runs `work` in turn, blocks until it is done, rethrows its exception.
-  void run(std::function<void()> work);
+  void run(std::function<void()> work, const Exchange& what = {});
 
   /// Runs `work` now if the thread becomes idle within `patience`; false otherwise. For abort only.
   bool try_run(std::function<void()> work, std::chrono::milliseconds patience);
+  Activity* activity() const noexcept;  ///< may be null
 
  private:
   struct Impl;

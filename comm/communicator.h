@@ -11,6 +11,8 @@
 
 namespace moesaic {
 
+struct Activity;  // core/base/activity.h
+
 /// max and min pass NaN on: one rank's NaN reaches every rank.
 enum class ReduceOp : std::uint8_t { sum, max, min };
 
@@ -23,6 +25,9 @@ struct CommOptions {
   Reduction reduction = Reduction::ordered;
   /// Longer messages are cut; also what keeps counts inside the `int` of MPI. 1 … 2^30.
   std::int64_t max_message_bytes = std::int64_t{1} << 30;
+  /// Where a rank notes which exchange it is at, for its watchdog; must outlive the communicators. `mpi` only: ranks of one
+  /// process cannot share one.
+  Activity* activity = nullptr;
 };
 
 /// Who sends how many rows to whom. Plain host data; one entry per rank of the group.
@@ -49,6 +54,9 @@ struct IncomingMessage {
   TensorView data;
   int peer = 0;
 };
+
+/// Throws InternalError unless `bounds` cuts `elements` elements into a part for each of `group_size` ranks.
+void check_bounds(std::span<const std::int64_t> bounds, int group_size, std::int64_t elements);
 
 /// A fixed set of ranks that call the same operations in the same order.
 ///
@@ -79,6 +87,16 @@ class Communicator {
   virtual void reduce_scatter(TensorView out, ConstTensorView in, ReduceOp op, Stream& stream) = 0;
   /// out = the `in` of ranks 0, 1, …, one after the other; `in` may be slice rank() of `out`.
   virtual void all_gather(TensorView out, ConstTensorView in, Stream& stream) = 0;
+  /// Rank p owns elements [bounds[p], bounds[p + 1]) of `inout`, from 0 to its end; empty parts are allowed. The own part
+  /// becomes the reduction over ranks, with the bits of all_reduce(); what the other parts hold afterwards is undefined.
+  virtual void reduce_to_owners(TensorView inout,
+                                std::span<const std::int64_t> bounds,
+                                ReduceOp op,
+                                Stream& stream) = 0;
+  /// The way back: every rank gets every part from its owner.
+  virtual void gather_from_owners(TensorView inout,
+                                  std::span<const std::int64_t> bounds,
+                                  Stream& stream) = 0;
   /// Moves rows by `plan`. `out` and `in` must not overlap.
   virtual void all_to_all(TensorView out,
                           ConstTensorView in,

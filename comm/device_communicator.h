@@ -10,6 +10,8 @@ namespace moesaic {
 struct DeviceCommOptions {
   Reduction reduction = Reduction::ordered;
   bool share_gpu = false;  ///< several ranks may use one device (they take turns; for tests)
+  /// Where exchanges between devices are noted for the watchdog, as in CommOptions; may be null.
+  Activity* activity = nullptr;
 };
 
 /// The ranks of `host` with their tensors on `device`, through NCCL: ranks exchange device memory, on a stream of this

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -132,6 +133,14 @@ void AllToAllPlan::check(int group_size, std::size_t in_bytes, std::size_t out_b
   }
 }
 
+void check_bounds(std::span<const std::int64_t> bounds, int group_size, std::int64_t elements) {
+  MOESAIC_CHECK(bounds.size() == static_cast<std::size_t>(group_size) + 1,
+                fmt::format("{} bounds for {} ranks", bounds.size(), group_size));
+  MOESAIC_CHECK(bounds.front() == 0 && bounds.back() == elements &&
+                    std::is_sorted(bounds.begin(), bounds.end()),
+                fmt::format("bounds do not cut {} elements into parts", elements));
+}
+
 void Communicator::send(ConstTensorView in, int peer, Stream& stream) {
   const OutgoingMessage message{in, peer};
   exchange({&message, 1}, {}, stream);
@@ -246,23 +255,39 @@ HostCommunicator::~HostCommunicator() {
   }
 }
 
+Exchange HostCommunicator::describe(const char* operation, std::int64_t bytes) {
+  Exchange what;
+  what.operation = operation;
+  group_.copy(what.group.data(), what.group.size() - 1);
+  what.number_in_group = ++operations_;
+  what.bytes = bytes;
+  what.ranks = size_;
+  return what;
+}
+
 std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
   std::unique_ptr<HostTransport> part;
-  queue_->run([&] { part = transport_->split(color, key); });
-  return part ? make(std::move(part)) : nullptr;
+  queue_->run([&] { part = transport_->split(color, key); }, describe("split", 0));
+  ++splits_;
+  if (!part) return nullptr;
+  auto made = make(std::move(part));
+  made->group_ = fmt::format("{}/{}:{}", group_, splits_, color);
+  return made;
 }
 
 void HostCommunicator::all_reduce(TensorView inout, ReduceOp op, Stream& stream) {
   check_reducible(inout);
   if (size_ == 1 || inout.numel() == 0) return;
   queue_->run_in_stream(
-      stream, [t = transport_, s = staging_, inout, op, how = options_.reduction] {
+      stream,
+      [t = transport_, s = staging_, inout, op, how = options_.reduction] {
         const auto n = inout.numel();
         if (how == Reduction::library && t->library_all_reduce(inout.data(), n, inout.dtype(), op))
           return;
         ordered_all_reduce(
             *t, inout.data(), n, inout.dtype(), op, s->reserve(staging_for(n, inout.dtype())));
-      });
+      },
+      describe("all_reduce", static_cast<std::int64_t>(inout.bytes())));
 }
 
 void HostCommunicator::reduce_scatter(TensorView out,
@@ -278,19 +303,22 @@ void HostCommunicator::reduce_scatter(TensorView out,
     if (out.data() != in.data()) copy_tensor(out, in.reshaped(out.shape()), stream);
     return;
   }
-  queue_->run_in_stream(stream, [t = transport_, s = staging_, out, in, op] {
-    const std::int64_t n = out.numel();
-    const auto element = static_cast<std::int64_t>(byte_size(out.dtype()));
-    const std::int64_t piece = kStagingBytes / element / t->size();
-    std::byte* staging = s->reserve(staging_for(in.numel(), in.dtype()));
-    for (std::int64_t at = 0; at < n; at += piece) {
-      const std::int64_t count = std::min(piece, n - at);
-      PieceReducer{*t, staging, out.dtype(), op}(
-          out.data() + at * element,
-          [&](int p) { return in.data() + (p * n + at) * element; },
-          [&](int) { return count; });
-    }
-  });
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, s = staging_, out, in, op] {
+        const std::int64_t n = out.numel();
+        const auto element = static_cast<std::int64_t>(byte_size(out.dtype()));
+        const std::int64_t piece = kStagingBytes / element / t->size();
+        std::byte* staging = s->reserve(staging_for(in.numel(), in.dtype()));
+        for (std::int64_t at = 0; at < n; at += piece) {
+          const std::int64_t count = std::min(piece, n - at);
+          PieceReducer{*t, staging, out.dtype(), op}(
+              out.data() + at * element,
+              [&](int p) { return in.data() + (p * n + at) * element; },
+              [&](int) { return count; });
+        }
+      },
+      describe("reduce_scatter", static_cast<std::int64_t>(in.bytes())));
 }
 
 void HostCommunicator::all_gather(TensorView out, ConstTensorView in, Stream& stream) {
@@ -303,11 +331,72 @@ void HostCommunicator::all_gather(TensorView out, ConstTensorView in, Stream& st
     if (out.data() != in.data()) copy_tensor(out, in.reshaped(out.shape()), stream);
     return;
   }
-  queue_->run_in_stream(stream, [t = transport_, out, in] {
-    const auto bytes = static_cast<std::int64_t>(in.bytes());
-    gather_blocks(
-        *t, out.data(), in.data(), [&](int p) { return p * bytes; }, [&](int) { return bytes; });
-  });
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, out, in] {
+        const auto bytes = static_cast<std::int64_t>(in.bytes());
+        gather_blocks(
+            *t,
+            out.data(),
+            in.data(),
+            [&](int p) { return p * bytes; },
+            [&](int) { return bytes; });
+      },
+      describe("all_gather", static_cast<std::int64_t>(in.bytes())));
+}
+
+void HostCommunicator::reduce_to_owners(TensorView inout,
+                                        std::span<const std::int64_t> bounds,
+                                        ReduceOp op,
+                                        Stream& stream) {
+  check_reducible(inout);
+  check_bounds(bounds, size_, inout.numel());
+  if (size_ == 1 || inout.numel() == 0) return;
+  queue_->run_in_stream(
+      stream,
+      [t = transport_,
+       s = staging_,
+       inout,
+       op,
+       cuts = std::vector<std::int64_t>(bounds.begin(), bounds.end())] {
+        const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+        const std::int64_t piece = kStagingBytes / element / t->size();
+        const auto begin = [&](int p) { return cuts[static_cast<std::size_t>(p)]; };
+        const auto length = [&](int p) { return begin(p + 1) - begin(p); };
+        std::int64_t longest = 0;
+        for (int p = 0; p < t->size(); ++p)
+          longest = std::max(longest, length(p));
+        std::byte* staging =
+            s->reserve(staging_for(std::min(piece, longest) * t->size(), inout.dtype()));
+        // The parts advance together; short ones are done before the others.
+        for (std::int64_t at = 0; at < longest; at += piece) {
+          const auto from = [&](int p) {
+            return inout.data() + (begin(p) + std::min(at, length(p))) * element;
+          };
+          PieceReducer{*t, staging, inout.dtype(), op}(from(t->rank()), from, [&](int p) {
+            return std::clamp<std::int64_t>(length(p) - at, 0, piece);
+          });
+        }
+      },
+      describe("reduce_to_owners", static_cast<std::int64_t>(inout.bytes())));
+}
+
+void HostCommunicator::gather_from_owners(TensorView inout,
+                                          std::span<const std::int64_t> bounds,
+                                          Stream& stream) {
+  check_host(inout, "gathered tensor");
+  check_bounds(bounds, size_, inout.numel());
+  if (size_ == 1 || inout.numel() == 0) return;
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, inout, cuts = std::vector<std::int64_t>(bounds.begin(), bounds.end())] {
+        const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+        const auto offset = [&](int p) { return cuts[static_cast<std::size_t>(p)] * element; };
+        gather_blocks(*t, inout.data(), inout.data() + offset(t->rank()), offset, [&](int p) {
+          return offset(p + 1) - offset(p);
+        });
+      },
+      describe("gather_from_owners", static_cast<std::int64_t>(inout.bytes())));
 }
 
 void HostCommunicator::all_to_all(TensorView out,
@@ -317,26 +406,34 @@ void HostCommunicator::all_to_all(TensorView out,
   check_host(out, "all-to-all output");
   check_host(in, "all-to-all input");
   plan.check(size_, in.bytes(), out.bytes());
-  queue_->run_in_stream(stream, [t = transport_, out, in, plan] {
-    std::vector<SendBlock> sends;
-    std::vector<RecvBlock> receives;
-    for (std::size_t p = 0; p < plan.send_rows.size(); ++p) {
-      sends.push_back(
-          {in.data() + plan.send_offset[p] * plan.row_bytes, plan.send_rows[p] * plan.row_bytes});
-      receives.push_back(
-          {out.data() + plan.recv_offset[p] * plan.row_bytes, plan.recv_rows[p] * plan.row_bytes});
-    }
-    t->all_to_all(sends, receives);
-  });
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, out, in, plan] {
+        std::vector<SendBlock> sends;
+        std::vector<RecvBlock> receives;
+        for (std::size_t p = 0; p < plan.send_rows.size(); ++p) {
+          sends.push_back({in.data() + plan.send_offset[p] * plan.row_bytes,
+                           plan.send_rows[p] * plan.row_bytes});
+          receives.push_back({out.data() + plan.recv_offset[p] * plan.row_bytes,
+                              plan.recv_rows[p] * plan.row_bytes});
+        }
+        t->all_to_all(sends, receives);
+      },
+      describe("all_to_all",
+               std::accumulate(plan.send_rows.begin(), plan.send_rows.end(), std::int64_t{0}) *
+                   plan.row_bytes));
 }
 
 void HostCommunicator::broadcast(TensorView inout, int root, Stream& stream) {
   check_host(inout, "broadcast tensor");
   MOESAIC_CHECK(0 <= root && root < size_, fmt::format("no rank {} in a group of {}", root, size_));
   if (size_ == 1 || inout.numel() == 0) return;
-  queue_->run_in_stream(stream, [t = transport_, inout, root] {
-    t->broadcast(inout.data(), static_cast<std::int64_t>(inout.bytes()), root);
-  });
+  queue_->run_in_stream(
+      stream,
+      [t = transport_, inout, root] {
+        t->broadcast(inout.data(), static_cast<std::int64_t>(inout.bytes()), root);
+      },
+      describe("broadcast", static_cast<std::int64_t>(inout.bytes())));
 }
 
 void HostCommunicator::exchange(std::span<const OutgoingMessage> sends,
@@ -344,6 +441,7 @@ void HostCommunicator::exchange(std::span<const OutgoingMessage> sends,
                                 Stream& stream) {
   std::vector<HostTransport::Send> out;
   std::vector<HostTransport::Receive> in;
+  std::int64_t bytes = 0;
   const auto check_peer = [&](int peer) {
     MOESAIC_CHECK(
         0 <= peer && peer < size_ && peer != rank_,
@@ -353,32 +451,38 @@ void HostCommunicator::exchange(std::span<const OutgoingMessage> sends,
     check_host(m.data, "message");
     check_peer(m.peer);
     out.push_back({{m.data.data(), static_cast<std::int64_t>(m.data.bytes())}, m.peer});
+    bytes += out.back().block.bytes;
   }
   for (const auto& m : receives) {
     check_host(m.data, "message");
     check_peer(m.peer);
     in.push_back({{m.data.data(), static_cast<std::int64_t>(m.data.bytes())}, m.peer});
+    bytes += in.back().block.bytes;
   }
   queue_->run_in_stream(
-      stream, [t = transport_, out = std::move(out), in = std::move(in)] { t->exchange(out, in); });
+      stream,
+      [t = transport_, out = std::move(out), in = std::move(in)] { t->exchange(out, in); },
+      describe("exchange", bytes));
 }
 
 void HostCommunicator::barrier() {
-  queue_->run([&] { transport_->barrier(); });
+  queue_->run([&] { transport_->barrier(); }, describe("barrier", 0));
 }
 
 namespace {
 template <class T>
-T reduce_value(CommQueue& queue, HostTransport& t, T value, ReduceOp op) {
+T reduce_value(CommQueue& queue, HostTransport& t, const Exchange& what, T value, ReduceOp op) {
   std::vector<T> all(static_cast<std::size_t>(t.size()));
-  queue.run([&] {
-    gather_blocks(
-        t,
-        reinterpret_cast<std::byte*>(all.data()),
-        reinterpret_cast<const std::byte*>(&value),
-        [](int p) { return p * static_cast<std::int64_t>(sizeof(T)); },
-        [](int) { return static_cast<std::int64_t>(sizeof(T)); });
-  });
+  queue.run(
+      [&] {
+        gather_blocks(
+            t,
+            reinterpret_cast<std::byte*>(all.data()),
+            reinterpret_cast<const std::byte*>(&value),
+            [](int p) { return p * static_cast<std::int64_t>(sizeof(T)); },
+            [](int) { return static_cast<std::int64_t>(sizeof(T)); });
+      },
+      what);
   T result = all[0];
   for (std::size_t p = 1; p < all.size(); ++p)
     result = combine(result, all[p], op);
@@ -387,43 +491,48 @@ T reduce_value(CommQueue& queue, HostTransport& t, T value, ReduceOp op) {
 }  // namespace
 
 double HostCommunicator::all_reduce_host(double value, ReduceOp op) {
-  return reduce_value(*queue_, *transport_, value, op);
+  return reduce_value(*queue_, *transport_, describe("all_reduce_host", 8), value, op);
 }
 std::int64_t HostCommunicator::all_reduce_host(std::int64_t value, ReduceOp op) {
-  return reduce_value(*queue_, *transport_, value, op);
+  return reduce_value(*queue_, *transport_, describe("all_reduce_host", 8), value, op);
 }
 
 void HostCommunicator::broadcast_host(std::string& bytes, int root) {
   MOESAIC_CHECK(0 <= root && root < size_, fmt::format("no rank {} in a group of {}", root, size_));
-  queue_->run([&] {
-    auto length = static_cast<std::int64_t>(bytes.size());
-    transport_->broadcast(reinterpret_cast<std::byte*>(&length), sizeof length, root);
-    bytes.resize(static_cast<std::size_t>(length));
-    if (length > 0) transport_->broadcast(reinterpret_cast<std::byte*>(bytes.data()), length, root);
-  });
+  queue_->run(
+      [&] {
+        auto length = static_cast<std::int64_t>(bytes.size());
+        transport_->broadcast(reinterpret_cast<std::byte*>(&length), sizeof length, root);
+        bytes.resize(static_cast<std::size_t>(length));
+        if (length > 0)
+          transport_->broadcast(reinterpret_cast<std::byte*>(bytes.data()), length, root);
+      },
+      describe("broadcast_host", static_cast<std::int64_t>(bytes.size())));
 }
 
 std::vector<std::string> HostCommunicator::all_gather_host(const std::string& bytes) {
   std::vector<std::string> result(static_cast<std::size_t>(size_));
-  queue_->run([&] {
-    std::vector<std::int64_t> lengths(result.size());
-    const auto own = static_cast<std::int64_t>(bytes.size());
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof own);
-    gather_blocks(
-        *transport_,
-        reinterpret_cast<std::byte*>(lengths.data()),
-        reinterpret_cast<const std::byte*>(&own),
-        [](int p) { return p * kBytes; },
-        [](int) { return kBytes; });
-    std::vector<SendBlock> sends(result.size(),
-                                 SendBlock{reinterpret_cast<const std::byte*>(bytes.data()), own});
-    std::vector<RecvBlock> receives;
-    for (std::size_t p = 0; p < result.size(); ++p) {
-      result[p].resize(static_cast<std::size_t>(lengths[p]));
-      receives.push_back({reinterpret_cast<std::byte*>(result[p].data()), lengths[p]});
-    }
-    transport_->all_to_all(sends, receives);
-  });
+  queue_->run(
+      [&] {
+        std::vector<std::int64_t> lengths(result.size());
+        const auto own = static_cast<std::int64_t>(bytes.size());
+        constexpr auto kBytes = static_cast<std::int64_t>(sizeof own);
+        gather_blocks(
+            *transport_,
+            reinterpret_cast<std::byte*>(lengths.data()),
+            reinterpret_cast<const std::byte*>(&own),
+            [](int p) { return p * kBytes; },
+            [](int) { return kBytes; });
+        std::vector<SendBlock> sends(
+            result.size(), SendBlock{reinterpret_cast<const std::byte*>(bytes.data()), own});
+        std::vector<RecvBlock> receives;
+        for (std::size_t p = 0; p < result.size(); ++p) {
+          result[p].resize(static_cast<std::size_t>(lengths[p]));
+          receives.push_back({reinterpret_cast<std::byte*>(result[p].data()), lengths[p]});
+        }
+        transport_->all_to_all(sends, receives);
+      },
+      describe("all_gather_host", static_cast<std::int64_t>(bytes.size())));
   return result;
 }
 

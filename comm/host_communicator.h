@@ -30,6 +30,8 @@ class HostTransport {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual const char* name() const noexcept = 0;
+  /// Rank `member` of this group, counted in the world.
+  virtual int world_rank(int member) const = 0;
   /// Null for a negative color.
   virtual std::unique_ptr<HostTransport> split(int color, int key) = 0;
   /// sends[p] goes to rank p and lands in its receives[rank()]; lengths agree.
@@ -76,6 +78,13 @@ class HostCommunicator : public Communicator {
   void all_reduce(TensorView inout, ReduceOp op, Stream& stream) override;
   void reduce_scatter(TensorView out, ConstTensorView in, ReduceOp op, Stream& stream) override;
   void all_gather(TensorView out, ConstTensorView in, Stream& stream) override;
+  void reduce_to_owners(TensorView inout,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& stream) override;
+  void gather_from_owners(TensorView inout,
+                          std::span<const std::int64_t> bounds,
+                          Stream& stream) override;
   void all_to_all(TensorView out,
                   ConstTensorView in,
                   const AllToAllPlan& plan,
@@ -92,13 +101,15 @@ class HostCommunicator : public Communicator {
 
  protected:
   /// The same kind of communicator for a part of the ranks.
-  virtual std::unique_ptr<Communicator> make(std::unique_ptr<HostTransport> transport) = 0;
+  virtual std::unique_ptr<HostCommunicator> make(std::unique_ptr<HostTransport> transport) = 0;
   CommQueue& queue() noexcept { return *queue_; }
   const std::shared_ptr<CommQueue>& shared_queue() const noexcept { return queue_; }
   const CommOptions& options() const noexcept { return options_; }
 
  private:
   struct Staging;
+  // For the watchdog.
+  Exchange describe(const char* operation, std::int64_t bytes);
   std::shared_ptr<CommQueue> queue_;
   // Shared with the operations in flight, which may outlive the communicator.
   std::shared_ptr<HostTransport> transport_;
@@ -107,6 +118,10 @@ class HostCommunicator : public Communicator {
   int rank_ = 0;
   int size_ = 1;
   const char* name_ = "";
+  std::string group_ =
+      "world";  // the same on all members: "world/2:1" = color 1 of the second split of world
+  int splits_ = 0;
+  std::uint64_t operations_ = 0;
 };
 
 }  // namespace moesaic

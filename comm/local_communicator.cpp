@@ -5,6 +5,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -39,7 +40,10 @@ struct World {
 // What the ranks of one group share.
 struct Hub {
   Hub(std::shared_ptr<World> w, int n)
-      : world(std::move(w)), size(n), posts(static_cast<std::size_t>(n)) {}
+      : world(std::move(w)),
+        size(n),
+        posts(static_cast<std::size_t>(n)),
+        world_ranks(static_cast<std::size_t>(n)) {}
 
   struct Post {
     std::span<const SendBlock> sends;
@@ -68,6 +72,7 @@ struct Hub {
   int arrived = 0;
   std::uint64_t rounds = 0;
   std::vector<Post> posts;  // each rank writes its own between two barriers
+  std::vector<int> world_ranks;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;
 };
 
@@ -77,6 +82,9 @@ class LocalTransport final : public HostTransport {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return hub_->size; }
   const char* name() const noexcept override { return "local"; }
+  int world_rank(int member) const override {
+    return hub_->world_ranks[static_cast<std::size_t>(member)];
+  }
 
   std::unique_ptr<HostTransport> split(int color, int key) override {
     post().color = color;
@@ -88,8 +96,12 @@ class LocalTransport final : public HostTransport {
     }
     std::sort(members.begin(), members.end());
     const int first = members.front().second;
-    if (first == rank_)
-      post().created = std::make_shared<Hub>(hub_->world, static_cast<int>(members.size()));
+    if (first == rank_) {
+      auto created = std::make_shared<Hub>(hub_->world, static_cast<int>(members.size()));
+      for (std::size_t i = 0; i < members.size(); ++i)
+        created->world_ranks[i] = world_rank(members[i].second);
+      post().created = std::move(created);
+    }
     hub_->barrier();
     auto part = at(first).created;
     hub_->barrier();
@@ -170,7 +182,7 @@ class LocalCommunicator final : public HostCommunicator {
   }
 
  protected:
-  std::unique_ptr<Communicator> make(std::unique_ptr<HostTransport> transport) override {
+  std::unique_ptr<HostCommunicator> make(std::unique_ptr<HostTransport> transport) override {
     return std::make_unique<LocalCommunicator>(
         shared_queue(), std::move(transport), world_, options());
   }
@@ -184,6 +196,7 @@ std::vector<std::unique_ptr<Communicator>> make_ranks(const std::shared_ptr<Worl
                                                       const CommOptions& options) {
   MOESAIC_CHECK(size >= 1, "a local group needs at least one rank");
   const auto hub = std::make_shared<Hub>(world, size);
+  std::iota(hub->world_ranks.begin(), hub->world_ranks.end(), 0);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int r = 0; r < size; ++r) {
     ranks.push_back(std::make_unique<LocalCommunicator>(

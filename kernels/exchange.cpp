@@ -88,4 +88,12 @@ OpCost ExchangeChoices::cost() const {
   return {0, 2 * total_bytes({places_out, weights_out}) + total_bytes({src})};
 }
 
+void ByteChecksum::check() const {
+  MOESAIC_CHECK(sum.numel() == 1, "a checksum is one element");
+  check_dtype(sum, DType::i64, "sum");
+}
+OpCost ByteChecksum::cost() const {
+  return {0, total_bytes({x})};
+}
+
 }  // namespace moesaic

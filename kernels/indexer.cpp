@@ -24,6 +24,18 @@ void check_indexer(const Op& op) {
   check_dtype(op.cu_seqlens, DType::i32, "cu_seqlens");
 }
 
+template <class Op>
+void check_queries(const Op& op) {
+  MOESAIC_CHECK(0 <= op.query_begin && op.last_query() <= op.qi.dim(0) &&
+                    (op.query_begin < op.last_query() || op.qi.dim(0) == 0),
+                "no such queries");
+}
+template <class Op>
+double share_of_queries(const Op& op) {
+  return static_cast<double>(op.last_query() - op.query_begin) /
+         std::max(1.0, static_cast<double>(op.qi.dim(0)));
+}
+
 void check_indices(const ConstTensorView& selected, std::int64_t queries, const char* what) {
   MOESAIC_CHECK(selected.rank() == 2 && selected.dim(1) >= 1,
                 "a selection must be [Tq, k], k >= 1");
@@ -35,6 +47,9 @@ void check_indices(const ConstTensorView& selected, std::int64_t queries, const 
 void IndexerSelect::check() const {
   check_indexer(*this);
   check_indices(selected, qi.dim(0), "selected");
+  check_queries(*this);
+  MOESAIC_CHECK((given.empty() && scores.empty()) || last_query() - query_begin == qi.dim(0),
+                "scores and a given choice are of all queries");
   if (!given.empty()) {
     check_shape(given, selected.shape(), "given");
     check_dtype(given, DType::i32, "given");
@@ -47,7 +62,8 @@ void IndexerSelect::check() const {
 
 OpCost IndexerSelect::cost() const {
   const double heads = static_cast<double>(qi.dim(1)), dim = static_cast<double>(qi.dim(2));
-  return {causal_pairs(qi.dim(0), ki.dim(0), cu_seqlens.dim(0) - 1) * heads * (2 * dim + 2),
+  return {share_of_queries(*this) * causal_pairs(qi.dim(0), ki.dim(0), cu_seqlens.dim(0) - 1) *
+              heads * (2 * dim + 2),
           static_cast<double>(qi.bytes() + ki.bytes() + w.bytes() + selected.bytes())};
 }
 
@@ -70,6 +86,7 @@ void IndexerLoss::check() const {
   MOESAIC_CHECK(kl.numel() == 1, "kl must hold one element");
   check_dtype(kl, stats_type(qi.dtype()), "kl");
   if (!selected.empty()) check_indices(selected, tokens_here, "selected");
+  check_queries(*this);
   MOESAIC_CHECK(path != AttentionPath::rows || !selected.empty(),
                 "the path of single rows needs a selection");
   if (!tokens.empty()) {
@@ -89,8 +106,10 @@ void IndexerLoss::check() const {
 }
 
 OpCost IndexerLoss::cost() const {
-  const double n = causal_pairs(
-      qi.dim(0), ki.dim(0), cu_seqlens.dim(0) - 1, selected.empty() ? 0 : selected.dim(1));
+  const double n = share_of_queries(*this) * causal_pairs(qi.dim(0),
+                                                          ki.dim(0),
+                                                          cu_seqlens.dim(0) - 1,
+                                                          selected.empty() ? 0 : selected.dim(1));
   const double index = static_cast<double>(qi.dim(1)) * (2 * static_cast<double>(qi.dim(2)) + 2);
   const double target = static_cast<double>(q.dim(1)) * 2 * static_cast<double>(q.dim(2));
   return {n * (target + index * (dqi.empty() ? 1 : 3)),

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/activity.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic {
@@ -80,13 +81,15 @@ Timestamp::Timestamp(Device device) : impl_(std::make_shared<Impl>(device)) {}
 
 double seconds_between(const Timestamp& from, const Timestamp& to) {
   if (to.impl_->native != nullptr) {
-    ++waits;
-    cuda::synchronize_event(from.impl_->native);
-    cuda::synchronize_event(to.impl_->native);
+    if (!cuda::event_reached(from.impl_->native) || !cuda::event_reached(to.impl_->native)) {
+      ++waits;
+      cuda::synchronize_event(from.impl_->native);
+      cuda::synchronize_event(to.impl_->native);
+    }
     return cuda::elapsed_seconds(from.impl_->native, to.impl_->native);
   }
-  from.impl_->reached.wait_on_host();
-  to.impl_->reached.wait_on_host();
+  for (const Timestamp* t : {&from, &to})
+    if (!t->impl_->reached.reached()) t->impl_->reached.wait_on_host();
   return std::chrono::duration<double>(to.impl_->time - from.impl_->time).count();
 }
 
@@ -154,11 +157,13 @@ struct Stream::Impl {
     } catch (...) {
       failure = std::current_exception();
     }
+    count_progress();
   }
   void add(std::function<void()> f, bool always) {
     if (mode == Mode::dry) return;
     if (mode == Mode::immediate) {
       f();
+      count_progress();
       return;
     }
     {

@@ -34,8 +34,8 @@ class Timestamp {
   friend double seconds_between(const Timestamp& from, const Timestamp& to);
   std::shared_ptr<Impl> impl_;
 };
-/// Time between two points of one device, by the device's own clock. Blocks the host until both were reached; both
-/// must have been recorded.
+/// Time between two points of one device, by the device's own clock. Blocks the host unless both were reached; both must
+/// have been recorded.
 double seconds_between(const Timestamp& from, const Timestamp& to);
 
 /// An in-order queue of work. A CPU stream is a worker thread with a queue; streams order each other by events exactly

@@ -190,6 +190,13 @@ bool MeshPosition::same_ranks(const std::vector<Axis>& a, const std::vector<Axis
   return layout_->group_of(a, rank_) == layout_->group_of(b, rank_);
 }
 
+MeshPosition::InGroup MeshPosition::in_group(const std::vector<Axis>& axes) const {
+  if (!layout_ || axes.empty()) return {};
+  const std::vector<int> ranks = layout_->group_of(axes, rank_);
+  return {static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin()),
+          static_cast<int>(ranks.size())};
+}
+
 struct Mesh::Impl {
   using Partition = std::vector<std::vector<int>>;
 

@@ -59,8 +59,17 @@ class MeshPosition {
   int world_size() const noexcept { return layout_ ? layout_->world_size() : 1; }
   int extent(Axis axis) const noexcept { return layout_ ? layout_->extent(axis) : 1; }
   int coordinate(Axis axis) const { return layout_ ? layout_->coordinate(axis, rank_) : 0; }
+  /// Whether this rank is the first one of its pipeline stage.
+  bool is_first_of_stage() const {
+    return coordinate(Axis::dp) == 0 && coordinate(Axis::cp) == 0 && coordinate(Axis::tp) == 0;
+  }
   /// Whether two lists of axes put this rank into groups of the same ranks.
   bool same_ranks(const std::vector<Axis>& a, const std::vector<Axis>& b) const;
+  /// How many ranks the group along `axes` has, and which of them this one is.
+  struct InGroup {
+    int index = 0, size = 1;
+  };
+  InGroup in_group(const std::vector<Axis>& axes) const;
 
  private:
   std::shared_ptr<const MeshLayout> layout_;

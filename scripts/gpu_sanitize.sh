@@ -13,10 +13,10 @@
 #     sparse_mla sparse_mla_plain sparse_mla_sums: dsa
 #     embedding: model    muon newton_schulz: optim, model    indexer_loss indexer_select: dsa    quant_fp8: quant
 #     kda_chunk_plain_backward kda_chunk_plain_forward kda_chunk_plain_gradients kda_chunk_plain_triangles kda_prepare kda_segment: kda
-#     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_divergence: loss
+#     gated_norm layer_norm rms_norm: norms    rope: mla    short_conv: short_conv    cross_entropy vocab_block vocab_divergence: loss
 #   one run of each tensor-core kernel
 #     attention_tiled attention_tiled_dkv attention_tiled_dq attention_tiled_forward grouped_gemm_rows
-#     grouped_gemm_weight
+#     grouped_gemm_weight grouped_glu_tiled_backward grouped_glu_tiled_forward
 #     indexer_gradients_tiled indexer_scores_tiled indexer_target_tiled kda_tiled_gradients kda_tiled_prepare kda_tiled_scan
 #   cases of test_cuda named below
 #     clip exchange kda_step topk schulz_products sparse_mla_tiled sparse_mla_tiled_backward sparse_mla_tiled_forward

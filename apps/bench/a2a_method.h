@@ -14,7 +14,7 @@ struct A2aTimes {
 };
 
 /// Dispatch and combine of one method as a layer of experts does it, with experts that return their rows: the sums then
-/// have exact values, which are compared. Memory is allocated once.
+/// have exact values (fp8: to 1/64), which are compared. Memory is allocated once.
 class A2aMethod {
  public:
   struct Options {
@@ -23,6 +23,7 @@ class A2aMethod {
     RoutingOptions routing;
     std::int64_t width = 3584;
     DType dtype = DType::bf16;
+    RowFormat format = RowFormat::plain;  ///< of dispatch
     double buffer_factor = 1.5;
     Device device = kCpu;
     int num_threads = 1;

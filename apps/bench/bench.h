@@ -10,6 +10,7 @@ namespace moesaic::bench {
 
 struct StepOptions {
   int steps = 10;
+  bool separate = false;  ///< CUDA: what several ops can do in one kernel runs as those
   bool json = false;
 };
 /// Trains on random tokens in this process alone: a few steps to warm up, `steps` timed ones, then as many with every op
@@ -20,7 +21,8 @@ struct OpsOptions {
   std::string only;            ///< part of an op's name; empty = all
   std::string device = "cpu";  ///< cpu: sizes of small models; cuda: sizes of large ones
   DType dtype = DType::f32;
-  bool plain = false;  ///< CUDA ops take the kernels for any size
+  bool plain = false;     ///< CUDA ops take the kernels for any size
+  bool separate = false;  ///< as in StepOptions
   int num_threads = 1;
   bool json = false;
 };
@@ -34,6 +36,7 @@ struct A2aOptions {
   int ranks_per_node = 0;            ///< 0: by host names
   std::vector<std::string> methods;  ///< empty = all
   DType dtype = DType::bf16;
+  bool fp8 = false;  ///< dispatch sends E4M3 with a scale per 128 elements
   double buffer_factor = 1.5;
   int repeats = 5;
   std::uint64_t seed = 1;

@@ -117,6 +117,11 @@ class A2aRun {
   std::int64_t row_bytes() const {
     return o_.width * static_cast<std::int64_t>(byte_size(o_.dtype));
   }
+  // Of a row in dispatch.
+  std::int64_t sent_bytes() const {
+    const std::int64_t scale = o_.dtype == DType::f64 ? 8 : 4;
+    return o_.fp8 ? o_.width + (o_.width + 127) / 128 * scale : row_bytes();
+  }
   std::int64_t sum(std::int64_t v) { return host_.all_reduce_host(v, ReduceOp::sum); }
   std::int64_t most(std::int64_t v) { return host_.all_reduce_host(v, ReduceOp::max); }
   double slowest(double v) { return host_.all_reduce_host(v, ReduceOp::max); }
@@ -128,17 +133,18 @@ class A2aRun {
     const int rank = host_.rank();
     std::vector<std::unique_ptr<A2aMethod>> methods;
     for (const ExchangeMethod m : methods_of(o_)) {
-      methods.push_back(
-          std::make_unique<A2aMethod>(&group(),
-                                      A2aMethod::Options{.method = m,
-                                                         .grid = grid_,
-                                                         .routing = routing_,
-                                                         .width = o_.width,
-                                                         .dtype = o_.dtype,
-                                                         .buffer_factor = o_.buffer_factor,
-                                                         .device = device_,
-                                                         .num_threads = o_.num_threads},
-                                      choices[static_cast<std::size_t>(rank)]));
+      methods.push_back(std::make_unique<A2aMethod>(
+          &group(),
+          A2aMethod::Options{.method = m,
+                             .grid = grid_,
+                             .routing = routing_,
+                             .width = o_.width,
+                             .dtype = o_.dtype,
+                             .format = o_.fp8 ? RowFormat::fp8 : RowFormat::plain,
+                             .buffer_factor = o_.buffer_factor,
+                             .device = device_,
+                             .num_threads = o_.num_threads},
+          choices[static_cast<std::size_t>(rank)]));
       methods.back()->run();  // warms up
       A2aResult result{.method = m, .passes = methods.back()->passes()};
       const Traffic rows = methods.back()->rows();
@@ -216,7 +222,7 @@ class A2aRun {
         return o_.zipf == 0 ? fmt::format("{:.3f}", rows) : std::string("-");
       };
       const auto megabytes = [&](Link link) {
-        return static_cast<double>(r.most_rows[index_of(link)] * row_bytes()) / 1e6;
+        return static_cast<double>(r.most_rows[index_of(link)] * sent_bytes()) / 1e6;
       };
       const auto ms = [&](double (*part)(const A2aTimes&)) {
         return 1e3 * median_of(r.times, part);
@@ -258,6 +264,7 @@ class A2aRun {
         {"buffer_factor", o_.buffer_factor},
         {"repeats", o_.repeats},
         {"row_bytes", row_bytes()},
+        {"dispatched_row_bytes", sent_bytes()},
         {"auto", name(choice_.method)},
         {"auto_reason", choice_.reason},
         {"fastest", name(fastest().method)},
@@ -267,7 +274,7 @@ class A2aRun {
       nlohmann::ordered_json m{{"method", name(r.method)}, {"passes", r.passes}};
       for (const Link link : kLinks) {
         nlohmann::ordered_json one{{"rows", r.rows[index_of(link)]},
-                                   {"bytes", r.rows[index_of(link)] * row_bytes()},
+                                   {"bytes", r.rows[index_of(link)] * sent_bytes()},
                                    {"most_rows_of_a_rank", r.most_rows[index_of(link)]}};
         if (o_.zipf == 0)
           one["expected_rows"] = expected.of(link) * static_cast<double>(o_.tokens * grid_.ranks());

@@ -164,7 +164,9 @@ void measure(const std::vector<OpCase>& cases,
       report.row(c, time_on_cpu(c, owner), "");
     } else {
       constexpr int kSamples = 30;
-      report.row(c, {device_seconds(owner, c.run, kSamples), kSamples}, paths.of(c.op));
+      const double seconds =
+          device_seconds(owner, c.run, kSamples);  // before its path is asked for
+      report.row(c, {seconds, kSamples}, paths.of(c.op));
     }
   }
 }
@@ -183,7 +185,9 @@ int bench_ops(const OpsOptions& options, std::ostream& out) {
       .mode = device == kCpu ? Stream::Mode::immediate : Stream::Mode::worker,
       .num_threads = options.num_threads,
       .name = "bench",
-      .path = options.plain ? KernelPath::plain : KernelPath::automatic};
+      .path = options.plain      ? KernelPath::plain
+              : options.separate ? KernelPath::separate
+                                 : KernelPath::automatic};
   BackendOwner::Options drawing = backend;
   drawing.scratch_bytes = kRandomScratch;
   BackendOwner random(drawing);

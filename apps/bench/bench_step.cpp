@@ -71,13 +71,15 @@ Result measure(const config::Config& config, const StepOptions& options) {
   const std::int64_t length = config.data.sequence_length;
   const auto tokens = std::make_shared<RandomTokens>(
       4 * config.train.global_batch_size, length, config.model.vocab_size);
-  Trainer trainer(Trainer::Parts{.config = &config,
-                                 .params = assembly.params.get(),
-                                 .model = assembly.model.get(),
-                                 .optimizer = assembly.optimizer.get(),
-                                 .train = tokens,
-                                 .device = assembly.device,
-                                 .recompute = recompute_policy(config.activations)});
+  Trainer trainer(
+      Trainer::Parts{.config = &config,
+                     .params = assembly.params.get(),
+                     .model = assembly.model.get(),
+                     .optimizer = assembly.optimizer.get(),
+                     .train = tokens,
+                     .device = assembly.device,
+                     .recompute = recompute_policy(config.activations),
+                     .path = options.separate ? KernelPath::separate : KernelPath::automatic});
   Result result;
   result.steps = options.steps;
   result.device = assembly.device;

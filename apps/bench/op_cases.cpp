@@ -17,6 +17,7 @@
 #include "kernels/ops/rope.h"
 #include "kernels/ops/short_conv.h"
 #include "kernels/ops/topk.h"
+#include "kernels/ops/vocab_block.h"
 #include "kernels/ops/vocab_loss.h"
 
 namespace moesaic::bench {
@@ -191,6 +192,21 @@ void OpCases::elementwise(const ModelSizes& s) {
                      .targets = integers({s.loss_rows}, vocabulary),
                      .divisor = random({1}, stats_, 0, static_cast<double>(s.loss_rows))},
         text(s.loss_rows, vocabulary));
+  }
+  // A quarter of the words, as a rank of four has them.
+  if (wanted(VocabBlockSums::kName)) {
+    add(VocabBlockSums{.sums = statistic({s.loss_rows, 2}),
+                       .logits = activation({s.loss_rows, vocabulary / 4})},
+        text(s.loss_rows, vocabulary / 4));
+  }
+  if (wanted(VocabBlockCrossEntropy::kName)) {
+    add(VocabBlockCrossEntropy{.loss_sum = statistic({1}),
+                               .dlogits = activation({s.loss_rows, vocabulary / 4}),
+                               .logits = activation({s.loss_rows, vocabulary / 4}),
+                               .sums = random({4, s.loss_rows, 2}, stats_, 0.1, 8),
+                               .targets = integers({s.loss_rows}, vocabulary),
+                               .divisor = random({1}, stats_, 0, static_cast<double>(s.loss_rows))},
+        text(s.loss_rows, vocabulary / 4));
   }
   if (wanted(Add::kName))
     add(Add{.y = activation(hidden), .a = activation(hidden), .b = activation(hidden)},

@@ -41,9 +41,13 @@ class OpCases {
   static const std::vector<Group>& large_groups();
 
  private:
-  bool wanted(const char* op) const { return std::string(op).find(only_) != std::string::npos; }
+  /// Whether tensors are to be made for `op`, a name or what several names have in common.
+  bool wanted(const char* op) const {
+    return std::string(op).find(only_) != std::string::npos || only_.find(op) != std::string::npos;
+  }
   template <class Op>
   void add(const Op& op, std::string shape) {
+    if (std::string(Op::kName).find(only_) == std::string::npos) return;
     op.check();
     cases_.push_back(
         {Op::kName, std::move(shape), op.cost(), [op](Backend& b) { moesaic::run(b, op); }});
@@ -73,6 +77,14 @@ class OpCases {
   };
   void routing(const RoutingSizes& s);
   void grouped(std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t n);
+  /// An expert's first layer with its activation, and the way back through its second layer.
+  void grouped_glu(
+      std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t width, bool situ);
+  /// `rows` for each of `experts`, which lie in slots of the same number.
+  struct Groups {
+    TensorView offsets, slots;
+  };
+  Groups even_groups(std::int64_t experts, std::int64_t rows);
   struct ModelSizes {
     std::int64_t tokens = 0, hidden = 0, width = 0, heads = 0, head = 0, vocabulary = 0,
                  loss_rows = 0;
@@ -95,6 +107,9 @@ class OpCases {
   void large_experts_b();
   void large_experts_c();
   void large_experts_d();
+  void large_experts_e();
+  void large_experts_f();
+  void large_experts_g();
   void large_elementwise();
   void large_optimizer();
   /// scale * standard normal + offset.

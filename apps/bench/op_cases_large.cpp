@@ -5,24 +5,18 @@
 namespace moesaic::bench {
 
 const std::vector<OpCases::Group>& OpCases::large_groups() {
-  static const std::vector<Group> groups{&OpCases::large_products,
-                                         &OpCases::large_kda,
-                                         &OpCases::large_attention,
-                                         &OpCases::large_sparse_attention,
-                                         &OpCases::large_long<8192, 16>,
-                                         &OpCases::large_long<16384, 16>,
-                                         &OpCases::large_long<32768, 16>,
-                                         &OpCases::large_long<65536, 16>,
-                                         &OpCases::large_long<8192, 96>,
-                                         &OpCases::large_long<16384, 96>,
-                                         &OpCases::large_long<32768, 96>,
-                                         &OpCases::large_routing,
-                                         &OpCases::large_experts_a,
-                                         &OpCases::large_experts_b,
-                                         &OpCases::large_experts_c,
-                                         &OpCases::large_experts_d,
-                                         &OpCases::large_elementwise,
-                                         &OpCases::large_optimizer};
+  static const std::vector<Group> groups{
+      &OpCases::large_products,        &OpCases::large_kda,
+      &OpCases::large_attention,       &OpCases::large_sparse_attention,
+      &OpCases::large_long<8192, 16>,  &OpCases::large_long<16384, 16>,
+      &OpCases::large_long<32768, 16>, &OpCases::large_long<65536, 16>,
+      &OpCases::large_long<8192, 96>,  &OpCases::large_long<16384, 96>,
+      &OpCases::large_long<32768, 96>, &OpCases::large_routing,
+      &OpCases::large_experts_a,       &OpCases::large_experts_b,
+      &OpCases::large_experts_c,       &OpCases::large_experts_d,
+      &OpCases::large_experts_e,       &OpCases::large_experts_f,
+      &OpCases::large_experts_g,       &OpCases::large_elementwise,
+      &OpCases::large_optimizer};
   return groups;
 }
 
@@ -97,6 +91,16 @@ void OpCases::large_experts_d() {
   if (!wanted("grouped_linear")) return;
   grouped(256, 64, 2048, 2816);
   grouped(128, 1024, 1024, 2816);
+}
+
+void OpCases::large_experts_e() {
+  grouped_glu(64, 1536, 2048, 1408, false);
+}
+void OpCases::large_experts_f() {
+  grouped_glu(128, 1024, 1024, 1408, true);
+}
+void OpCases::large_experts_g() {
+  grouped_glu(112, 1170, 3584, 3072, true);
 }
 
 void OpCases::large_elementwise() {

@@ -7,6 +7,7 @@
 #include "apps/bench/op_cases.h"
 #include "core/base/random.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/indexer.h"
 #include "kernels/ops/kda_chunk.h"
 #include "kernels/ops/kda_prepare.h"
@@ -235,6 +236,7 @@ void OpCases::sparse_mla(const SparseMlaSizes& s) {
 void OpCases::add_routing() {
   routing({.tokens = 1024, .experts = 16, .choices = 4, .latent = 256, .inner = 384});
   if (wanted("grouped_linear")) grouped(16, 256, 256, 768);
+  grouped_glu(16, 256, 256, 384, true);
 }
 
 void OpCases::routing(const RoutingSizes& s) {
@@ -302,13 +304,17 @@ void OpCases::routing(const RoutingSizes& s) {
         fmt::format("{}x{} to {}x{}", rows_in_all, s.latent, s.tokens, s.latent));
 }
 
-void OpCases::grouped(std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t n) {
+OpCases::Groups OpCases::even_groups(std::int64_t experts, std::int64_t rows) {
   std::vector<std::int32_t> offset, slot;
   for (std::int64_t e = 0; e <= experts; ++e)
     offset.push_back(static_cast<std::int32_t>(e * rows));
   for (std::int64_t e = 0; e < experts; ++e)
     slot.push_back(static_cast<std::int32_t>(e));
-  const TensorView offsets = upload(offset, {experts + 1}), slots = upload(slot, {experts});
+  return {upload(offset, {experts + 1}), upload(slot, {experts})};
+}
+
+void OpCases::grouped(std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t n) {
+  const auto [offsets, slots] = even_groups(experts, rows);
   const TensorView x = activation({experts * rows, k}), w = activation({experts, n, k}),
                    y = activation({experts * rows, n});
   const std::string text = fmt::format("{} experts, {}x{}x{}", experts, rows, n, k);
@@ -333,6 +339,47 @@ void OpCases::grouped(std::int64_t experts, std::int64_t rows, std::int64_t k, s
                                     .offsets = offsets,
                                     .slot_of_expert = slots},
         text);
+}
+
+void OpCases::grouped_glu(
+    std::int64_t experts, std::int64_t rows, std::int64_t k, std::int64_t width, bool situ) {
+  if (!wanted("grouped_glu")) return;
+  const auto [offsets, slots] = even_groups(experts, rows);
+  const std::int64_t all = experts * rows;
+  const GluActivation activation_kind{.kind = situ ? GluKind::situ : GluKind::swiglu};
+  const std::string text = fmt::format(
+      "{}, {} experts, {}x{}, inner {}", situ ? "situ" : "swiglu", experts, rows, k, width);
+  const TensorView x = activation({all, k}), gate_up = activation({all, 2 * width}),
+                   h = activation({all, width});
+  if (wanted(GroupedGluForward::kName)) {
+    // Products of about unit variance, so that activations work where they do in training.
+    const TensorView w =
+        random({experts, 2 * width, k}, dtype_, 1 / std::sqrt(static_cast<double>(k)));
+    GroupedGluForward op{.h = h,
+                         .x = x,
+                         .w = w,
+                         .offsets = offsets,
+                         .slot_of_expert = slots,
+                         .activation = activation_kind};
+    add(op, text);
+    op.gate_up = gate_up;
+    add(op, text + ", both kept");
+  }
+  if (wanted(GroupedGluBackward::kName)) {
+    const TensorView w = random({experts, k, width}, dtype_, 1 / std::sqrt(static_cast<double>(k)));
+    add(GroupedGluBackward{.dgate_up = activation(gate_up.shape()),
+                           .drow_weight = statistic({all}),
+                           .h = h,
+                           .dy = x,
+                           .w = w,
+                           .gate_up = activation(gate_up.shape()),
+                           .row_weight = random({all}, stats_, 0.05, 0.15),
+                           .offsets = offsets,
+                           .slot_of_expert = slots,
+                           .activation = activation_kind,
+                           .weight_h = true},
+        text);
+  }
 }
 
 }  // namespace moesaic::bench

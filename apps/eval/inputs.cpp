@@ -29,8 +29,11 @@ void require_different(const std::vector<NamedPath>& paths, const char* option) 
 
 std::vector<NamedPath> named_paths(const std::vector<std::string>& texts, const char* option) {
   std::vector<NamedPath> paths;
-  for (const std::string& text : texts)
-    paths.push_back(named_path(text));
+  for (const std::string& text : texts) {
+    const NamedPath& p = paths.emplace_back(named_path(text));
+    if (p.path.empty() || p.path[0] == '=')
+      throw UsageError(fmt::format("{} {}: expected NAME=PATH, or PATH alone", option, text));
+  }
   require_different(paths, option);
   return paths;
 }

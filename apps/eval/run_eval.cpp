@@ -1,13 +1,16 @@
 #include "apps/eval/run_eval.h"
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "apps/checkpoint_path.h"
+#include "apps/config_changes.h"
 #include "apps/eval/inputs.h"
 #include "apps/eval/report.h"
 #include "apps/launch.h"
@@ -22,15 +25,47 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Only what --details wrote is replaced by it: a slip of the pen must not cost the questions, or a file of the run.
+void require_details_or_nothing(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error) || fs::file_size(path, error) == 0) return;
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  std::getline(file, line);
+  if (line.find("\"logp\"") == std::string::npos)
+    throw UsageError(fmt::format(
+        "--details {}: is there and was not written by --details; name another file, or remove it",
+        path.string()));
+}
+
+// f64 is a type of weights of its own; all others are saved alike.
+void require_same_types(const fs::path& checkpoint, const std::vector<ConfigChange>& changes) {
+  for (const ConfigChange& c : changes) {
+    if (c.key == "run.precision" && (c.before == "f64" || c.after == "f64"))
+      throw UsageError(fmt::format(
+          "run.precision: {} -> {}: {} holds weights in {}, and they are not converted; "
+          "leave the key out",
+          c.before,
+          c.after,
+          checkpoint.string(),
+          c.before == "f64" ? "f64" : "f32"));
+  }
+}
+
 /// One evaluation, from the point of view of one rank.
 class Evaluation {
  public:
   Evaluation(const EvalArguments& arguments,
              const fs::path& checkpoint,
              const config::Config& config,
+             const std::vector<ConfigChange>& changes,
              const RankPlace& place,
              const ConsoleStyle& style)
-      : arguments_(arguments), checkpoint_(checkpoint), config_(config), place_(place) {
+      : arguments_(arguments),
+        checkpoint_(checkpoint),
+        config_(config),
+        changes_(changes),
+        place_(place) {
     if (!is_root()) return;
     // Standard output holds the result alone.
     Console::Options options;
@@ -45,8 +80,10 @@ class Evaluation {
     const Phase phase = phase_of_checkpoint(config_, read_manifest(checkpoint_).step);
     const Inputs inputs = open_inputs(arguments_, checkpoint_, config_, phase);
     std::optional<DurableFile> details;  // a path that cannot be written is known before the work
-    if (is_root() && !arguments_.details.empty())
+    if (is_root() && !arguments_.details.empty()) {
+      require_details_or_nothing(arguments_.details);
       details.emplace(arguments_.details, DurableFile::Mode::replace);
+    }
     const auto model = load(device, inputs.windows(phase));
     EvalResult result{.checkpoint = checkpoint_,
                       .step = model->step(),
@@ -74,11 +111,21 @@ class Evaluation {
 
   std::unique_ptr<LoadedModel> load(Device device, std::vector<LoadedModel::Window> windows) {
     const ShownProgress progress(progress_, "load");
-    return std::make_unique<LoadedModel>(config_,
-                                         LoadedModel::Options{.checkpoint = checkpoint_,
-                                                              .average = arguments_.average,
-                                                              .device = device,
-                                                              .windows = std::move(windows)});
+    try {
+      return std::make_unique<LoadedModel>(config_,
+                                           LoadedModel::Options{.checkpoint = checkpoint_,
+                                                                .average = arguments_.average,
+                                                                .device = device,
+                                                                .windows = std::move(windows)});
+    } catch (const CheckpointMisfit& e) {
+      std::string keys;
+      for (const ConfigChange& c : changes_) {
+        if (c.key.starts_with("model."))
+          keys += fmt::format("\n  {}: {} -> {}", c.key, c.before, c.after);
+      }
+      if (keys.empty()) throw;
+      throw UsageError(fmt::format("{}\nThese keys were changed:{}", e.what(), keys));
+    }
   }
 
   void score(LoadedModel& model, const Inputs& inputs, const Phase& phase, EvalResult& result) {
@@ -105,6 +152,7 @@ class Evaluation {
   const EvalArguments& arguments_;
   const fs::path& checkpoint_;
   const config::Config& config_;
+  const std::vector<ConfigChange>& changes_;  // since the checkpoint was saved
   RankPlace place_;
   RunSinks progress_;  // of rank 0
 };
@@ -114,6 +162,7 @@ class Evaluation {
 int run_eval(const EvalArguments& arguments) {
   fs::path checkpoint;
   config::LoadedConfig loaded;
+  std::vector<ConfigChange> changes;
   const int problem = run_before_mpi([&] {
     if (!arguments.details.empty() && arguments.choices.empty())
       throw UsageError("--details is about --choices, and there are none");
@@ -121,12 +170,14 @@ int run_eval(const EvalArguments& arguments) {
     loaded = config::load_config_text(checkpoint_config(checkpoint),
                                       (checkpoint / kManifestName).string() + " (config)",
                                       arguments.overrides);
+    changes = config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded));
+    require_same_types(checkpoint, changes);
   });
   if (problem != 0) return problem;
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(arguments.console, this_terminal());
   return run_ranks({}, [&](const RankPlace& place) {
-    return Evaluation(arguments, checkpoint, loaded.config, place, style).execute();
+    return Evaluation(arguments, checkpoint, loaded.config, changes, place, style).execute();
   });
 }
 

@@ -12,6 +12,11 @@
 namespace moesaic::apps::eval {
 namespace {
 
+// The sign of a NaN says nothing.
+std::string shown(double value) {
+  return std::isnan(value) ? "nan" : fmt::format("{}", value);
+}
+
 constexpr const char* kBroken =
     "this checkpoint holds broken weights; take an earlier one with --step";
 
@@ -67,7 +72,8 @@ DataScore Scorer::score(const std::string& name,
       progress);
   if (token_bytes != nullptr) score.bytes = world_.all_reduce_host(bytes, ReduceOp::sum);
   if (!std::isfinite(score.stats.loss))
-    throw NumericsError(fmt::format("the loss on {} is {}: {}", name, score.stats.loss, kBroken));
+    throw NumericsError(
+        fmt::format("the loss on {} is {}: {}", name, shown(score.stats.loss), kBroken));
   return score;
 }
 
@@ -120,7 +126,7 @@ std::vector<double> Scorer::score(const ChoiceSet& set,
                                         set.path(),
                                         question.line,
                                         i,
-                                        score,
+                                        shown(score),
                                         kBroken));
     }
   }

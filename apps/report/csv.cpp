@@ -54,11 +54,15 @@ std::string steps_csv(const RunData& run) {
   std::string out = "step,skipped";
   for (const Column& column : kColumns)
     out += fmt::format(",{}", column.name);
+  for (const char* part : kParts)
+    out += fmt::format(",seconds_{}", part);
   out += "\n";
   for (const auto& [step, line] : run.steps) {
     out += fmt::format("{},{}", step, line.skipped ? 1 : 0);
     for (const Column& column : kColumns)
       out += "," + cell(line.*column.value);
+    for (const double seconds : line.parts)
+      out += "," + cell(seconds);
     out += "\n";
   }
   return out;

@@ -50,6 +50,9 @@ svg text { font-family: inherit; } .tick { font-size: 12px; fill: var(--faint); 
 .again .smooth, .again .dots { stroke-dasharray: 9 5; }
 .dots { stroke-width: 1; stroke-dasharray: 2 4; } circle { fill: var(--card); stroke: var(--run); stroke-width: 2; }
 .save { fill: var(--run); } .resume { stroke: var(--run); stroke-width: 1.4; stroke-dasharray: 1.5 4; } .skip { stroke: var(--run); stroke-width: 2; }
+.part { fill: var(--run); stroke: var(--card); stroke-width: .6; }
+.key { margin: 4px 0 0; font-size: 13px; } .key span { margin-right: 14px; white-space: nowrap; }
+.key i { display: inline-block; width: 11px; height: 11px; background: var(--run); margin-right: 5px; }
 .area { fill: var(--run); opacity: .8; }
 .heat path { fill: none; stroke-width: 1.02; shape-rendering: crispEdges; }
 @media print { .runs { position: static; } figure { break-inside: avoid; } }

@@ -182,6 +182,34 @@ Plot memory_plot(const std::vector<RunData>& runs) {
   return plot;
 }
 
+// Stacked, the moving average of every part; a run of older records has none.
+Plot time_plot(const RunData& run) {
+  Plot plot;
+  plot.title = "Time by part: " + run.name;
+  plot.x_label = "step";
+  plot.from_zero = plot.has_key = true;
+  plot.note =
+      "Seconds of a step on rank 0, stacked; moving average. Communication: what the step waited "
+      "for, not what ran beside backward. Checkpoint: training waited for a save since the step "
+      "before";
+  std::vector<Series> parts(kParts.size());
+  for (const auto& [step, line] : run.steps) {
+    for (std::size_t p = 0; p < kParts.size(); ++p)
+      parts[p].push_back({static_cast<double>(step), line.warm_up ? kAbsent : line.parts[p]});
+  }
+  Series sum;
+  for (std::size_t p = 0; p < kParts.size(); ++p) {
+    const Series part = smoothed(parts[p], smoothing_span(run));
+    sum.resize(part.size(), {0, 0});
+    for (std::size_t i = 0; i < part.size(); ++i)
+      sum[i] = {part[i].x, sum[i].y + part[i].y};
+    plot.lines.push_back({sum, p, Line::Style::area, kParts[p]});
+  }
+  // The highest lies at the back.
+  std::reverse(plot.lines.begin(), plot.lines.end());
+  return plot;
+}
+
 Plot bias_plot(const std::vector<RunData>& runs) {
   Plot plot;
   plot.title = "Router bias";
@@ -236,8 +264,12 @@ std::vector<Plot> speed_plots(const std::vector<RunData>& runs) {
   add("Tokens per second", no_first, &StepLine::tokens_per_second);
   add("Seconds per step", no_first, &StepLine::seconds);
   add("TFLOP/s per device", "Model FLOPs by the formula of the header", &StepLine::tflops);
-  add("Model FLOPs utilisation", "Share of log.peak_tflops, 1 = all", &StepLine::mfu);
+  add("Model FLOPs utilisation",
+      "Share of the peak that the header names, 1 = all",
+      &StepLine::mfu);
   keep(plots, memory_plot(runs));
+  for (const RunData& run : runs)
+    keep(plots, time_plot(run));
   return plots;
 }
 

@@ -92,6 +92,11 @@ void add_step(const json& record, std::int64_t step, RunData& run) {
   line.mfu = number(record, "mfu");
   line.memory_bytes = number(record, "memory_bytes");
   line.host_bytes = number(record, "host_bytes");
+  if (const auto parts = record.find("seconds_by_part");
+      parts != record.end() && parts->is_object()) {
+    for (std::size_t i = 0; i < kParts.size(); ++i)
+      line.parts[i] = number(*parts, kParts[i]);
+  }
   line.skipped = record.contains("skipped") && record["skipped"] == true;
   if (const json* experts = list(record, "experts")) {
     for (const json& layer : *experts) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -11,6 +12,10 @@ namespace moesaic::apps::report {
 
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
+/// Keys of `seconds_by_part`, in the order in which they are stacked.
+constexpr std::array<const char*, 7> kParts = {
+    "forward", "backward", "optimizer", "communication", "data", "checkpoint", "other"};
+
 /// A `step` line of metrics.jsonl; NaN is what the line does not have, or has as "nan". Units as in docs/monitoring.md.
 struct StepLine {
   std::int64_t step = 0;
@@ -20,8 +25,11 @@ struct StepLine {
   double tflops = kAbsent, mfu = kAbsent, memory_bytes = kAbsent, host_bytes = kAbsent;
   /// Of the worst layer, of all layers together, of the worst layer.
   double max_over_mean = kAbsent, dead = kAbsent, entropy = kAbsent;
+  std::array<double, kParts.size()> parts;  ///< seconds; NaN: not in the line
   bool skipped = false;
   bool warm_up = false;  ///< first step of a life: its time is no measure of speed
+
+  StepLine() { parts.fill(kAbsent); }
 };
 
 /// How the tokens of one step spread over experts.

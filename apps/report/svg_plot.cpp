@@ -116,8 +116,44 @@ std::string path_of(const Series& points, const Axes& axes) {
   return alone ? out + "h0" : out;
 }
 
+// Closed along the axis, one piece between gaps each.
+std::string area_of(const Series& points, const Axes& axes) {
+  std::string out;
+  const Point* begin = nullptr;
+  const Point* last = nullptr;
+  const auto close = [&] {
+    if (begin != nullptr)
+      fmt::format_to(std::back_inserter(out),
+                     "L{0:.1f} {2:.1f}L{1:.1f} {2:.1f}Z",
+                     axes.x(last->x),
+                     axes.x(begin->x),
+                     axes.y(0));
+    begin = nullptr;
+  };
+  for (const Point& point : points) {
+    if (!axes.shows(point.y)) {
+      close();
+      continue;
+    }
+    fmt::format_to(std::back_inserter(out),
+                   "{}{:.1f} {:.1f}",
+                   begin != nullptr ? "L" : "M",
+                   axes.x(point.x),
+                   axes.y(point.y));
+    if (begin == nullptr) begin = &point;
+    last = &point;
+  }
+  close();
+  return out;
+}
+
 std::string line_of(const Line& line, const Axes& axes) {
   const Series points = decimate(line.points, kMostPoints);
+  if (line.style == Line::Style::area)
+    return fmt::format("<g class=\"{}\"><title>{}</title><path class=\"part\" d=\"{}\"/></g>\n",
+                       run_class(line.run),
+                       escaped(line.label),
+                       area_of(points, axes));
   const std::string path = path_of(points, axes);
   if (path.empty()) return "";
   static constexpr const char* kNames[] = {"raw", "smooth", "dashed", "dots"};
@@ -236,6 +272,13 @@ std::string plot_figure(const Plot& plot) {
   for (const Mark& mark : plot.marks)
     if (mark.kind != Mark::Kind::resume) out += mark_of(mark, axes);
   out += "\n</svg>\n";
+  if (plot.has_key) {
+    out += "<p class=\"key\">";
+    for (const Line& line : plot.lines)
+      out += fmt::format(
+          "<span class=\"{}\"><i></i>{}</span> ", run_class(line.run), escaped(line.label));
+    out += "</p>\n";
+  }
   if (!plot.note.empty()) out += fmt::format("<p class=\"note\">{}</p>\n", escaped(plot.note));
   return out + "</figure>\n";
 }

@@ -16,7 +16,7 @@ constexpr int kRunColours = 8;
 std::string escaped(std::string_view text);
 
 struct Line {
-  enum class Style { raw, smooth, dashed, dots };
+  enum class Style { raw, smooth, dashed, dots, area };  ///< area: filled down to 0
   Series points;
   std::size_t run = 0;  ///< chooses the colour
   Style style = Style::smooth;
@@ -43,6 +43,7 @@ struct Plot {
   std::vector<Line> lines;
   std::vector<Mark> marks;
   std::vector<Level> levels;
+  bool has_key = false;    ///< names the lines' colours below the picture
   bool log_y = false;      ///< values that are not positive are gaps
   bool from_zero = false;  ///< the y axis begins at 0
 };

@@ -106,14 +106,18 @@ std::vector<Piece> own_gradients(const ParameterStore& params, Stream& stream) {
   std::vector<Piece> own;
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (!params.speaks_for(id) || params.gradient(id, 0).empty()) continue;
-    const LocalBlock& block = params.block_of_member(id);
-    for (std::int64_t e = 0; e < params.members_here(id); ++e)
+    // Of sharded state each owner has the sums of its pieces.
+    if (!params.is_sharded(id) && !params.speaks_for(id)) continue;
+    for (std::int64_t e = 0; e < params.members_here(id); ++e) {
+      const TensorView gradient = params.own_gradient(id, e);
+      if (gradient.empty()) continue;
+      const LocalBlock block = params.own_piece(id, e).block;
       own.push_back({params.member_name(id, e),
                      params.spec(id).shape,
                      block.offset,
                      block.extent,
-                     on_host(params.gradient(id, e), stream)});
+                     on_host(gradient, stream)});
+    }
   }
   return own;
 }
@@ -125,14 +129,14 @@ std::vector<Piece> own_weights(const Trainer& trainer,
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < params.members_here(id); ++e)
-      spoken[params.member_name(id, e)] = params.speaks_for(id);
+      spoken[params.member_name(id, e)] = params.is_sharded(id) || params.speaks_for(id);
   }
   std::vector<Piece> own;
   for (const StateTensor& t : trainer.weights()) {
     const auto parameter = spoken.find(t.name);
-    // Buffers are the same on all ranks.
+    // Buffers are the same on all ranks of a stage.
     const bool speaks =
-        parameter == spoken.end() ? params.position().world_rank() == 0 : parameter->second;
+        parameter == spoken.end() ? params.position().is_first_of_stage() : parameter->second;
     if (!speaks) continue;
     Shape begin;
     begin.rank = t.view.rank();

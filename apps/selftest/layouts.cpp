@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/config/check.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/phases.h"
 
 namespace moesaic::apps::selftest {
@@ -32,6 +34,7 @@ Layout parse_layout(const std::string& text) {
                                          {"tp", &layout.mesh.tp},
                                          {"ep", &layout.mesh.ep},
                                          {"etp", &layout.mesh.etp}};
+  std::set<std::string> given;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     const auto equals = part.find('=');
@@ -43,8 +46,16 @@ Layout parse_layout(const std::string& text) {
           part,
           text));
     }
+    if (!given.insert(axis->first).second)
+      throw UsageError(fmt::format(
+          "--layouts: {} is given twice in '{}'; layouts stand behind semicolons, as in "
+          "\"dp=2;dp=4\"",
+          axis->first,
+          text));
     *axis->second = read_degree(text, part.substr(equals + 1));
   }
+  if (given.empty())
+    throw UsageError("--layouts: a layout without a degree; expected as in \"dp=2,ep=2;dp=4\"");
   const MeshLayout checked(layout.mesh, layout.ranks());  // throws with the nearest legal degrees
   return layout;
 }
@@ -88,6 +99,8 @@ std::string problem(const config::Config& config, const Layout& layout) {
   const config::Config laid = in_layout(config, layout);
   const auto findings = config::findings(laid);
   if (!findings.empty()) return findings.front().message;
+  const auto pipeline = pipeline_findings(laid);
+  if (!pipeline.empty()) return pipeline.front().message;
   const auto untrainable = config::untrainable(laid);
   if (!untrainable.empty()) return untrainable.front().message;
   for (const Phase& phase : make_phases(laid)) {

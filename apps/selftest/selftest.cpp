@@ -1,6 +1,7 @@
 #include "apps/selftest/selftest.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 
@@ -10,16 +11,28 @@
 #include "apps/launch.h"
 #include "apps/selftest/comparison.h"
 #include "apps/selftest/layouts.h"
+#include "comm/launch_check.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
 
 namespace moesaic::apps::selftest {
 namespace {
 
+constexpr int kThreadsAlone = 4;  // without a launcher and --ranks
+
 config::Config load(const LayoutsOptions& options) {
   std::vector<std::string> overrides = options.overrides;
-  for (const char* fixed : {"run.precision=f64", "run.device=cpu"})
+  for (const std::string fixed : {"run.precision=f64", "run.device=cpu"}) {
+    const std::string key = fixed.substr(0, fixed.find('=') + 1);
+    for (const std::string& o : options.overrides) {
+      if (o.starts_with(key) && o != fixed)
+        throw UsageError(fmt::format(
+            "{}: selftest layouts computes in f64 on the CPU, where layouts differ by rounding "
+            "alone; leave the key out",
+            o));
+    }
     overrides.emplace_back(fixed);
+  }
   return config::load_config(options.config, overrides).config;
 }
 
@@ -39,9 +52,10 @@ std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& 
   }
   if (layouts.empty())
     throw UsageError(
-        fmt::format("the configuration has no layout on up to {} ranks but one rank; "
-                    "is train.global_batch_size a multiple of 2?",
-                    ranks));
+        ranks == 1 ? "one rank has one layout; give --ranks 4, or start it with mpirun -np 4"
+                   : fmt::format("the configuration has no layout on up to {} ranks but one rank; "
+                                 "is train.global_batch_size a multiple of 2?",
+                                 ranks));
   if (options.sample > 0)
     layouts = sample(layouts, static_cast<std::size_t>(options.sample), options.seed);
   return layouts;
@@ -126,6 +140,21 @@ class Table {
   std::size_t failed_ = 0;
 };
 
+// Threads to take as ranks; 0: the ranks of the launcher, each process of which would do all the work of threads again.
+int threads_for(const LayoutsOptions& options) {
+  const Launch launch =
+      read_launch([](const char* name) -> const char* { return std::getenv(name); });
+  const bool alone = launch.by == Launch::By::nobody || launch.by == Launch::By::allocation;
+  if (options.ranks == 0) return alone ? kThreadsAlone : 0;
+  if (alone || launch.size == 1) return options.ranks;
+  throw UsageError(
+      fmt::format("--ranks {} are threads of one process, and a launcher started {} processes "
+                  "({}); leave out --ranks, or the launcher",
+                  options.ranks,
+                  launch.size,
+                  launch.found));
+}
+
 using RunLayout = std::function<RunResult(const Layout&)>;
 
 int compare_all(const LayoutsOptions& options,
@@ -163,8 +192,14 @@ int compare_all(const LayoutsOptions& options,
 }  // namespace
 
 int run_layouts(const LayoutsOptions& options, std::ostream& out) {
-  if (options.ranks > 0) {
-    const config::Config config = load(options);
+  config::Config config;
+  int threads = 0;
+  const int problem = run_before_mpi([&] {
+    threads = threads_for(options);
+    config = load(options);
+  });
+  if (problem != 0) return problem;
+  if (threads > 0) {
     const RunLayout run = [&](const Layout& layout) {
       RunResult first;
       const config::Config laid = in_layout(config, layout);
@@ -174,11 +209,8 @@ int run_layouts(const LayoutsOptions& options, std::ostream& out) {
       });
       return first;
     };
-    return compare_all(options, config, options.ranks, true, run, out);
+    return compare_all(options, config, threads, true, run, out);
   }
-  config::Config config;
-  if (const int failed = run_before_mpi([&] { config = load(options); }); failed != 0)
-    return failed;
   return run_ranks({}, [&](const RankPlace& place) {
     Communicator& world = place.world;
     const RunLayout run = [&](const Layout& layout) {

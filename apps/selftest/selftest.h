@@ -9,8 +9,8 @@ namespace moesaic::apps::selftest {
 struct LayoutsOptions {
   std::string config;
   std::vector<std::string> overrides;
-  std::string layouts;      ///< "dp=2,ep=2;dp=4"; empty = all that fit the ranks
-  int ranks = 0;            ///< threads of this process; 0 = the ranks of mpirun
+  std::string layouts;  ///< "dp=2,ep=2;dp=4"; empty = all that fit the ranks
+  int ranks = 0;        ///< threads of this process; 0 = the ranks of mpirun, 4 threads without it
   std::int64_t sample = 0;  ///< so many of the layouts, drawn; 0 = all
   std::uint64_t seed = 1;   ///< of the sample
   int steps = 3;

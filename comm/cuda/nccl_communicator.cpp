@@ -63,10 +63,13 @@ class NcclCommunicator final : public Communicator {
         exchange_(std::move(exchange)),
         comm_(comm),
         rank_(host.rank()),
-        size_(host.size()) {}
+        size_(host.size()) {
+    if (comm_ != nullptr) exchange_->watch().add(comm_);
+  }
   ~NcclCommunicator() override {
     // While an error unwinds, the other ranks are not coming; the process is about to end.
     if (comm_ == nullptr || std::uncaught_exceptions() > 0) return;
+    exchange_->watch().remove(comm_);
     try {
       exchange_->synchronize();
       MOESAIC_NCCL(ncclCommDestroy(comm_));
@@ -83,6 +86,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     auto part = host_.split(color, key);
+    ++splits_;
     ncclComm_t comm = nullptr;
     if (comm_ != nullptr) {
       exchange_->synchronize();
@@ -94,14 +98,16 @@ class NcclCommunicator final : public Communicator {
     }
     if (part == nullptr) return nullptr;
     Communicator& host = *part;
-    return std::make_unique<NcclCommunicator>(host, std::move(part), exchange_, comm);
+    auto made = std::make_unique<NcclCommunicator>(host, std::move(part), exchange_, comm);
+    made->group_ = fmt::format("{}/{}:{}", group_, splits_, color);
+    return made;
   }
 
   void all_reduce(TensorView inout, ReduceOp op, Stream& stream) override {
     check_device(inout, exchange_->device(), "reduced tensor");
     const ncclDataType_t type = nccl_type(inout.dtype());
     if (size_ == 1 || inout.numel() == 0) return;
-    in_stream(stream, [&] {
+    in_stream(stream, describe("all_reduce", inout.bytes()), [&] {
       if (exchange_->reduction() == Reduction::library) {
         MOESAIC_NCCL(ncclAllReduce(inout.data(),
                                    inout.data(),
@@ -124,7 +130,7 @@ class NcclCommunicator final : public Communicator {
     MOESAIC_CHECK(in.numel() == out.numel() * size_,
                   "reduce-scatter input must be size() times the output");
     if (size_ == 1) return copy_unless_same(out, in, stream);
-    in_stream(stream, [&] {
+    in_stream(stream, describe("reduce_scatter", in.bytes()), [&] {
       if (exchange_->reduction() == Reduction::library) {
         MOESAIC_NCCL(ncclReduceScatter(in.data(),
                                        out.data(),
@@ -146,9 +152,76 @@ class NcclCommunicator final : public Communicator {
     MOESAIC_CHECK(out.numel() == in.numel() * size_,
                   "all-gather output must be size() times the input");
     if (size_ == 1) return copy_unless_same(out, in, stream);
-    in_stream(stream, [&] {
+    in_stream(stream, describe("all_gather", in.bytes()), [&] {
       MOESAIC_NCCL(
           ncclAllGather(in.data(), out.data(), in.bytes(), ncclUint8, comm_, exchange_->get()));
+    });
+  }
+
+  void reduce_to_owners(TensorView inout,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& stream) override {
+    check_device(inout, exchange_->device(), "reduced tensor");
+    const ncclDataType_t type = nccl_type(inout.dtype());
+    check_bounds(bounds, size_, inout.numel());
+    if (size_ == 1 || inout.numel() == 0) return;
+    const auto begin = [&](int p) { return bounds[static_cast<std::size_t>(p)]; };
+    const auto length = [&](int p) { return begin(p + 1) - begin(p); };
+    const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+    in_stream(stream, describe("reduce_to_owners", inout.bytes()), [&] {
+      if (exchange_->reduction() == Reduction::library) {
+        MOESAIC_NCCL(ncclGroupStart());
+        for (int p = 0; p < size_; ++p) {
+          std::byte* const part = inout.data() + begin(p) * element;
+          if (length(p) > 0)
+            MOESAIC_NCCL(ncclReduce(part,
+                                    part,
+                                    static_cast<std::size_t>(length(p)),
+                                    type,
+                                    nccl_op(op),
+                                    p,
+                                    comm_,
+                                    exchange_->get()));
+        }
+        MOESAIC_NCCL(ncclGroupEnd());
+        return;
+      }
+      const std::int64_t piece = kStagingBytes / 2 / element / size_;
+      std::int64_t longest = 0;
+      for (int p = 0; p < size_; ++p)
+        longest = std::max(longest, length(p));
+      // The parts advance together; short ones are done before the others.
+      for (std::int64_t at = 0; at < longest; at += piece) {
+        const auto from = [&](int p) {
+          return inout.data() + (begin(p) + std::min(at, length(p))) * element;
+        };
+        reduce_piece(
+            from(rank_),
+            from,
+            [&](int p) { return std::clamp<std::int64_t>(length(p) - at, 0, piece); },
+            inout.dtype(),
+            op);
+      }
+    });
+  }
+
+  void gather_from_owners(TensorView inout,
+                          std::span<const std::int64_t> bounds,
+                          Stream& stream) override {
+    check_device(inout, exchange_->device(), "gathered tensor");
+    check_bounds(bounds, size_, inout.numel());
+    if (size_ == 1 || inout.numel() == 0) return;
+    const auto element = static_cast<std::int64_t>(byte_size(inout.dtype()));
+    const auto offset = [&](int p) { return bounds[static_cast<std::size_t>(p)] * element; };
+    in_stream(stream, describe("gather_from_owners", inout.bytes()), [&] {
+      exchange_blocks(
+          [&](int) {
+            return Block{inout.data() + offset(rank_), offset(rank_ + 1) - offset(rank_)};
+          },
+          [&](int p) {
+            return MutableBlock{inout.data() + offset(p), offset(p + 1) - offset(p)};
+          });
     });
   }
 
@@ -163,7 +236,7 @@ class NcclCommunicator final : public Communicator {
     MOESAIC_CHECK(plan.send_rows[me] == plan.recv_rows[me],
                   "a rank's rows for itself differ in number");
     const auto bytes = [&](std::int64_t rows) { return rows * plan.row_bytes; };
-    in_stream(stream, [&] {
+    in_stream(stream, describe("all_to_all", in.bytes()), [&] {
       exchange_blocks(
           [&](int p) {
             const auto i = static_cast<std::size_t>(p);
@@ -184,7 +257,7 @@ class NcclCommunicator final : public Communicator {
     MOESAIC_CHECK(0 <= root && root < size_,
                   fmt::format("no rank {} in a group of {}", root, size_));
     if (size_ == 1 || inout.numel() == 0) return;
-    in_stream(stream, [&] {
+    in_stream(stream, describe("broadcast", inout.bytes()), [&] {
       MOESAIC_NCCL(ncclBroadcast(
           inout.data(), inout.data(), inout.bytes(), ncclUint8, root, comm_, exchange_->get()));
     });
@@ -198,15 +271,18 @@ class NcclCommunicator final : public Communicator {
           0 <= peer && peer < size_ && peer != rank_,
           fmt::format("rank {} of {} cannot exchange messages with rank {}", rank_, size_, peer));
     };
+    std::size_t bytes = 0;
     for (const auto& m : sends) {
       check_device(m.data, exchange_->device(), "message");
       check_peer(m.peer);
+      bytes += m.data.bytes();
     }
     for (const auto& m : receives) {
       check_device(m.data, exchange_->device(), "message");
       check_peer(m.peer);
+      bytes += m.data.bytes();
     }
-    in_stream(stream, [&] {
+    in_stream(stream, describe("exchange", bytes), [&] {
       MOESAIC_NCCL(ncclGroupStart());
       for (const auto& m : receives)
         post_receive({m.data.data(), static_cast<std::int64_t>(m.data.bytes())}, m.peer);
@@ -253,14 +329,25 @@ class NcclCommunicator final : public Communicator {
     std::int64_t bytes = 0;
   };
 
+  Exchange describe(const char* operation, std::size_t bytes) {
+    Exchange what;
+    what.operation = operation;
+    group_.copy(what.group.data(), what.group.size() - 1);
+    what.number_in_group = ++operations_;
+    what.bytes = static_cast<std::int64_t>(bytes);
+    what.ranks = size_;
+    return what;
+  }
+
   template <class Work>
-  void in_stream(Stream& stream, const Work& work) {
+  void in_stream(Stream& stream, const Exchange& what, const Work& work) {
     MOESAIC_CHECK(stream.device() == exchange_->device(),
                   "the stream belongs to another device than the communicator");
     if (stream.mode() == Stream::Mode::dry) return;
     exchange_->after(stream);
     work();
     exchange_->before(stream);
+    if (size_ > 1) exchange_->watch().enqueued(what, exchange_->get());
   }
 
   void copy_on_device(std::byte* to, const std::byte* from, std::int64_t bytes) {
@@ -368,6 +455,9 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm_;
   int rank_ = 0;
   int size_ = 1;
+  std::string group_ = "world";  // as HostCommunicator counts them
+  int splits_ = 0;
+  std::uint64_t operations_ = 0;
 };
 
 }  // namespace
@@ -378,6 +468,7 @@ std::unique_ptr<Communicator> make_device_communicator(Communicator& host,
   ncclComm_t comm = nullptr;
   cuda::use_device(device);
   if (host.size() > 1) {
+    cuda::check_version();
     cuda::check_devices(host, device, options);
     ncclUniqueId id{};
     if (host.rank() == 0) MOESAIC_NCCL(ncclGetUniqueId(&id));
@@ -388,7 +479,12 @@ std::unique_ptr<Communicator> make_device_communicator(Communicator& host,
     std::memcpy(id.internal, bytes.data(), sizeof id.internal);
     MOESAIC_NCCL(ncclCommInitRank(&comm, host.size(), id, host.rank()));
   }
-  auto exchange = std::make_shared<ExchangeStream>(device, options.reduction);
+  // Called by the thread that watches; the main one may wait for ever for what failed.
+  const auto fail = [&host](const std::string& what) {
+    host.abort(static_cast<int>(ExitCode::internal), what);
+  };
+  auto exchange =
+      std::make_shared<ExchangeStream>(device, options.reduction, options.activity, fail);
   auto world = std::make_unique<NcclCommunicator>(host, nullptr, std::move(exchange), comm);
   if (comm != nullptr) world->connect();
   return world;

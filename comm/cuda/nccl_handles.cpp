@@ -42,8 +42,14 @@ void check_nccl(ncclResult_t result, const char* call) {
                                   ncclGetLastError(nullptr)));
 }
 
-ExchangeStream::ExchangeStream(Device device, Reduction reduction)
-    : device_(device), reduction_(reduction), staging_(kStagingBytes, device, "communication") {
+ExchangeStream::ExchangeStream(Device device,
+                               Reduction reduction,
+                               Activity* activity,
+                               std::function<void(const std::string&)> fail)
+    : device_(device),
+      reduction_(reduction),
+      staging_(kStagingBytes, device, "communication"),
+      watch_(device, activity, std::move(fail)) {
   use_device(device);
   // The exchange gets its multiprocessors before the kernels that it runs beside.
   int least = 0, greatest = 0;
@@ -73,6 +79,20 @@ void ExchangeStream::before(Stream& stream) {
 
 void ExchangeStream::synchronize() {
   MOESAIC_CUDA_CALL(cudaStreamSynchronize(stream_));
+}
+
+void check_version() {
+  const auto text = [](int code) {
+    return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100);
+  };
+  int found = 0;
+  MOESAIC_NCCL(ncclGetVersion(&found));
+  if (found / 100 >= NCCL_VERSION_CODE / 100) return;  // patches do not count
+  throw UsageError(fmt::format(
+      "the NCCL library that was found is version {}, but this program was built with {}; install "
+      "that version or a newer one, or let LD_LIBRARY_PATH name the folder where it is",
+      text(found),
+      text(NCCL_VERSION_CODE)));
 }
 
 void check_devices(Communicator& host, Device device, const DeviceCommOptions& options) {

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include "comm/cuda/exchange_watch.h"
 #include "comm/device_communicator.h"
 #include "memory/buffer.h"
 
@@ -17,7 +18,11 @@ void check_nccl(ncclResult_t result, const char* call);
 /// through which reductions go, piece by piece.
 class ExchangeStream {
  public:
-  ExchangeStream(Device device, Reduction reduction);
+  /// `fail`, `activity`: as ExchangeWatch takes them.
+  ExchangeStream(Device device,
+                 Reduction reduction,
+                 Activity* activity,
+                 std::function<void(const std::string&)> fail);
   ~ExchangeStream();
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
@@ -31,6 +36,7 @@ class ExchangeStream {
   Device device() const noexcept { return device_; }
   Reduction reduction() const noexcept { return reduction_; }
   void synchronize();
+  ExchangeWatch& watch() noexcept { return watch_; }
 
  private:
   Device device_;
@@ -38,11 +44,15 @@ class ExchangeStream {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t arrived_ = nullptr, done_ = nullptr;
   Buffer staging_;
+  ExchangeWatch watch_;
 };
 
 /// Bytes of ExchangeStream::staging().
 constexpr std::int64_t kStagingBytes = std::int64_t{128} << 20;
 
+/// Refuses a library that is older than the one that this program was built with: what it lacks would be missed in the
+/// middle of a run.
+void check_version();
 /// Refuses ranks that share a device unless it is allowed, and then gives them identities with which NCCL accepts them.
 /// Before the first call of NCCL; all ranks of `host` call it.
 void check_devices(Communicator& host, Device device, const DeviceCommOptions& options);

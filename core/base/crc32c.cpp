@@ -1,7 +1,10 @@
 #include "core/base/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "core/base/activity.h"
 
 #ifdef __SSE4_2__
 #include <immintrin.h>
@@ -34,8 +37,9 @@ std::uint32_t crc32c_by_table(const void* data, std::size_t bytes, std::uint32_t
   return ~rest;
 }
 
+namespace {
 #ifdef __SSE4_2__
-std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) noexcept {
+std::uint32_t crc32c_of_block(const void* data, std::size_t bytes, std::uint32_t crc) noexcept {
   const auto* p = static_cast<const unsigned char*>(data);
   std::uint64_t rest = ~crc;
   for (; bytes >= 8; bytes -= 8, p += 8) {
@@ -49,9 +53,21 @@ std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) noe
   return ~tail;
 }
 #else
-std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) noexcept {
+std::uint32_t crc32c_of_block(const void* data, std::size_t bytes, std::uint32_t crc) noexcept {
   return crc32c_by_table(data, bytes, crc);
 }
 #endif
+}  // namespace
+
+// Files of many gigabytes pass through here while they are read: each block is a sign of life.
+std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) noexcept {
+  constexpr std::size_t kBlock = std::size_t{4} << 20;
+  const auto* p = static_cast<const unsigned char*>(data);
+  for (; bytes > kBlock; bytes -= kBlock, p += kBlock) {
+    crc = crc32c_of_block(p, kBlock, crc);
+    count_progress();
+  }
+  return crc32c_of_block(p, bytes, crc);
+}
 
 }  // namespace moesaic

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/activity.h"
+
 namespace moesaic {
 namespace {
 
@@ -57,7 +59,8 @@ void BackgroundSave::start(SaveRequest request,
                         r.keep_last,
                         r.keep_every,
                         writer,
-                        r.max_file_bytes);
+                        r.max_file_bytes,
+                        r.progress);
         return std::string();
       },
       tensors,
@@ -66,13 +69,13 @@ void BackgroundSave::start(SaveRequest request,
 
 void BackgroundSave::start_part(const std::filesystem::path& folder,
                                 const std::string& writer,
-                                std::int64_t step,
+                                const SaveRequest& request,
                                 std::span<const StateTensor> tensors,
                                 Stream& stream) {
   start_thread(
-      step,
-      [folder, writer](std::span<const StateTensor> copies, Stream& host) {
-        return write_checkpoint_part(folder, writer, copies, host);
+      request.step,
+      [folder, writer, r = request](std::span<const StateTensor> copies, Stream& host) {
+        return write_checkpoint_part(folder, writer, copies, host, r.max_file_bytes, r.progress);
       },
       tensors,
       stream);
@@ -85,6 +88,7 @@ void BackgroundSave::start_thread(std::int64_t step,
   MOESAIC_CHECK(!pending_.valid(), "the checkpoint before is still being written");
   snapshot_.take(tensors, stream);
   pending_ = std::async(std::launch::async, [this, step, write = std::move(write)] {
+    count_as_background();
     const auto begin = std::chrono::steady_clock::now();
     Result result;
     result.step = step;

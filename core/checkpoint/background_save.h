@@ -37,6 +37,7 @@ struct SaveRequest {
   std::string config_yaml;
   std::int64_t keep_last = 0, keep_every = 0;
   std::uint64_t max_file_bytes = kCheckpointFileBytes;
+  ByteProgress progress = {};  ///< called on the writer's thread
 };
 
 /// Writes checkpoints on a thread of its own while training goes on: the files are those of save_checkpoint(). One at a
@@ -60,7 +61,7 @@ class BackgroundSave {
   /// The same for a part of a checkpoint with several writers (write_checkpoint_part()).
   void start_part(const std::filesystem::path& folder,
                   const std::string& writer,
-                  std::int64_t step,
+                  const SaveRequest& request,
                   std::span<const StateTensor> tensors,
                   Stream& stream);
   bool holds_memory() const { return snapshot_.bytes() > 0; }  ///< for the copy, since the first

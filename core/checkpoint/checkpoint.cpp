@@ -152,17 +152,21 @@ std::string write_checkpoint_part(const fs::path& folder,
                                   const std::string& writer,
                                   std::span<const StateTensor> tensors,
                                   Stream& stream,
-                                  std::uint64_t max_file_bytes) {
+                                  std::uint64_t max_file_bytes,
+                                  const ByteProgress& progress) {
   std::size_t largest = 0;
+  std::uint64_t total = 0;
   std::set<std::string> names;
   for (const auto& t : tensors) {
     MOESAIC_CHECK(names.insert(stored_name(t)).second, "two tensors named " + stored_name(t));
     largest = std::max(largest, t.bytes());
+    total += t.bytes();
   }
+  progress.begin(total);
   Staging staging(stream, std::min(largest, kStagingBytes));
   Manifest part;
   for (const auto& file : plan_files(tensors, max_file_bytes, writer))
-    write_data_file(folder, file, staging, part);
+    write_data_file(folder, file, staging, part, progress);
   sync_folder(folder);
   return manifest_text(part);
 }
@@ -210,12 +214,13 @@ void save_checkpoint(const fs::path& checkpoints,
                      std::int64_t keep_last,
                      std::int64_t keep_every,
                      Stream& stream,
-                     std::uint64_t max_file_bytes) {
+                     std::uint64_t max_file_bytes,
+                     const ByteProgress& progress) {
   const fs::path folder =
       begin_checkpoint(checkpoints, step, checkpoint_part_bytes(tensors) + config_yaml.size());
   std::string part;
   try {
-    part = write_checkpoint_part(folder, "", tensors, stream, max_file_bytes);
+    part = write_checkpoint_part(folder, "", tensors, stream, max_file_bytes, progress);
   } catch (...) {
     abandon_checkpoint(folder);
     throw;
@@ -237,7 +242,19 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& checkpoints) {
   return list;
 }
 
-std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
+std::string damage_text(const fs::path& folder,
+                        const std::string& what,
+                        const std::string& instead) {
+  return fmt::format(
+      "the newest checkpoint is damaged: {}{}To take an older one, move {} away, or {}",
+      what,
+      what.find('\n') == std::string::npos ? ". " : "\n",
+      folder.string(),
+      instead);
+}
+
+std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints,
+                                                const std::string& instead) {
   auto steps = steps_in(checkpoints);
   std::reverse(steps.begin(), steps.end());
   for (const auto step : steps) {
@@ -247,11 +264,7 @@ std::optional<CheckpointInfo> latest_checkpoint(const fs::path& checkpoints) {
     try {
       read_manifest(folder);
     } catch (const InputError& e) {
-      throw InputError(
-          fmt::format("the newest checkpoint is damaged: {}. To continue from an older one, move "
-                      "{} away, or use --fallback",
-                      e.what(),
-                      folder.string()));
+      throw InputError(damage_text(folder, e.what(), instead));
     }
     return CheckpointInfo{step, folder};
   }

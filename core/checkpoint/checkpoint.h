@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/tensor.h"
+#include "core/checkpoint/byte_progress.h"
 #include "memory/stream.h"
 
 namespace moesaic {
@@ -55,7 +56,8 @@ constexpr std::uint64_t kCheckpointFileBytes = 5'000'000'000;
 /// newest (0: all stay), the multiples of `keep_every` (0: no such rule) and this one. First
 /// removes what an interrupted save left behind. A checkpoint of the same step is replaced in one
 /// instant. A kind of tensors above `max_file_bytes` is spread over several files. Views may lie on
-/// the host or on the stream's device; earlier work of the stream is waited for. One rank calls it.
+/// the host or on the stream's device; earlier work of the stream is waited for. One rank calls it. `progress` counts the
+/// bytes of tensors.
 /// Throws ResourceError (path, cause); the previous checkpoint then still stands.
 void save_checkpoint(const std::filesystem::path& checkpoints,
                      std::int64_t step,
@@ -65,7 +67,8 @@ void save_checkpoint(const std::filesystem::path& checkpoints,
                      std::int64_t keep_last,
                      std::int64_t keep_every,
                      Stream& stream,
-                     std::uint64_t max_file_bytes = kCheckpointFileBytes);
+                     std::uint64_t max_file_bytes = kCheckpointFileBytes,
+                     const ByteProgress& progress = {});
 
 /// The same in steps, for several writers of one checkpoint. begin: as save_checkpoint() does before it writes; `bytes` of
 /// all parts together; returns the temporary folder. Any number of processes write a part each, at the same time, into
@@ -79,7 +82,8 @@ std::string write_checkpoint_part(const std::filesystem::path& folder,
                                   const std::string& writer,
                                   std::span<const StateTensor> tensors,
                                   Stream& stream,
-                                  std::uint64_t max_file_bytes = kCheckpointFileBytes);
+                                  std::uint64_t max_file_bytes = kCheckpointFileBytes,
+                                  const ByteProgress& progress = {});
 void commit_checkpoint(const std::filesystem::path& folder,
                        std::int64_t step,
                        const StateValues& values,
@@ -107,10 +111,22 @@ void apply_retention(const std::filesystem::path& checkpoints,
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& checkpoints);
 /// Deletes one. Its name goes first, so that an interruption leaves no half of it under its name. Throws ResourceError.
 void delete_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
+/// What verbs that continue a run offer when the newest checkpoint is damaged.
+inline constexpr const char* kFallback = "use --fallback";
 /// The one to continue from. A newer folder that has a manifest but is not complete was damaged
 /// after it was saved; going on from an older one would silently lose steps, so that is an
-/// InputError that says what to do.
-std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints);
+/// InputError that says what to do; `instead` is what the caller offers.
+std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& checkpoints,
+                                                const std::string& instead = kFallback);
+/// The text of that error: `what` is wrong with `folder`.
+std::string damage_text(const std::filesystem::path& folder,
+                        const std::string& what,
+                        const std::string& instead = kFallback);
+
+/// A checkpoint holds other tensors than the ones to fill.
+struct CheckpointMisfit : InputError {
+  using InputError::InputError;
+};
 
 /// Everything in which the checkpoint's tensors differ from `tensors`, a line each, with both types and shapes: missing,
 /// of another shape or dtype, and, if `strict`, unexpected. Reads the manifest only. Throws InputError for a damaged one.
@@ -126,11 +142,12 @@ std::string misfit_text(const std::filesystem::path& checkpoint,
 /// tensors; otherwise only those asked for are read (generation: weights alone). Throws InputError
 /// naming file, tensor, expected and found: all tensors that are missing, unexpected or of another
 /// shape or dtype in one message, before anything is read; tensors may be partly filled when a
-/// later file turns out to be damaged.
+/// later file turns out to be damaged. `progress` counts the bytes of the files that are read.
 StateValues load_checkpoint(const std::filesystem::path& checkpoint,
                             std::span<const StateTensor> tensors,
                             bool strict,
-                            Stream& stream);
+                            Stream& stream,
+                            const ByteProgress& progress = {});
 /// The configuration that the run was saved with.
 std::string checkpoint_config(const std::filesystem::path& checkpoint);
 /// Checks every byte of all files; throws InputError listing all damaged files and tensors.

@@ -187,7 +187,8 @@ std::string stored_name(const StateTensor& t) {
 void write_data_file(const std::filesystem::path& folder,
                      const PlannedFile& file,
                      Staging& staging,
-                     Manifest& manifest) {
+                     Manifest& manifest,
+                     const ByteProgress& progress) {
   const auto path = folder / file.name;
   std::vector<StoredTensor> entries;
   for (const auto* t : file.tensors)
@@ -203,6 +204,7 @@ void write_data_file(const std::filesystem::path& folder,
     staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
       write_piece(out, e.name, data, bytes);
+      progress.add(bytes);
     });
     manifest.tensors.push_back({file.tensors[i]->name,
                                 e.dtype,

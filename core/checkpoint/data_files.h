@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checkpoint/byte_progress.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
 #include "memory/buffer.h"
@@ -57,6 +58,7 @@ std::string stored_name(const StateTensor& tensor);
 void write_data_file(const std::filesystem::path& folder,
                      const PlannedFile& file,
                      Staging& staging,
-                     Manifest& manifest);
+                     Manifest& manifest,
+                     const ByteProgress& progress = {});
 
 }  // namespace moesaic

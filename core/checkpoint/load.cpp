@@ -77,12 +77,18 @@ std::vector<const ManifestTensor*> tensors_of(const Manifest& manifest, std::siz
 void check_bytes(const MappedFile& mapped,
                  const fs::path& path,
                  const ManifestFile& file,
-                 const std::vector<const ManifestTensor*>& tensors) {
+                 const std::vector<const ManifestTensor*>& tensors,
+                 const ByteProgress& progress = {}) {
   if (mapped.size() != file.bytes) {
     throw InputError(fmt::format(
         "{}: has {} bytes, the manifest says {}", path.string(), mapped.size(), file.bytes));
   }
-  const std::uint32_t crc = crc32c(mapped.data(), mapped.size());
+  std::uint32_t crc = 0;
+  for (std::size_t at = 0; at < mapped.size(); at += kStagingBytes) {
+    const std::size_t bytes = std::min(kStagingBytes, mapped.size() - at);
+    crc = crc32c(mapped.data() + at, bytes, crc);
+    progress.add(bytes);
+  }
   if (crc == file.crc) return;
   std::string where;
   for (const auto* t : tensors) {
@@ -160,24 +166,30 @@ std::string misfit_text(const fs::path& checkpoint, const std::vector<std::strin
 StateValues load_checkpoint(const fs::path& checkpoint,
                             std::span<const StateTensor> tensors,
                             bool strict,
-                            Stream& stream) {
+                            Stream& stream,
+                            const ByteProgress& progress) {
   const Manifest manifest = read_manifest(checkpoint);
   const Wanted wanted = by_name(tensors);
   std::size_t largest = 0;
   for (const auto& t : tensors)
     largest = std::max(largest, t.bytes());
   if (const auto problems = differences(manifest, wanted, strict); !problems.empty())
-    throw InputError(misfit_text(checkpoint, problems));
+    throw CheckpointMisfit(misfit_text(checkpoint, problems));
   Staging staging(stream, std::min(largest, kStagingBytes));
   Assembly assembly;
+  std::set<std::size_t> needed;
+  for (const auto& t : manifest.tensors)
+    if (wanted.contains(t.name)) needed.insert(t.file);
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i)
+    if (strict || needed.contains(i)) total += manifest.files[i].bytes;
+  progress.begin(total);
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    if (!strict && !needed.contains(i)) continue;
     const auto in_file = tensors_of(manifest, i);
-    const bool needed = std::any_of(
-        in_file.begin(), in_file.end(), [&](const auto* t) { return wanted.contains(t->name); });
-    if (!needed && !strict) continue;
     const fs::path path = checkpoint / manifest.files[i].name;
     const auto mapped = std::make_shared<const MappedFile>(path, MappedFile::Links::refuse);
-    check_bytes(*mapped, path, manifest.files[i], in_file);
+    check_bytes(*mapped, path, manifest.files[i], in_file, progress);
     for (const auto* t : in_file) {
       const auto w = wanted.find(t->name);
       if (w == wanted.end()) continue;

@@ -1,6 +1,7 @@
 #include "core/config/check.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,6 +10,8 @@ namespace moesaic::config {
 namespace {
 
 using Keys = std::vector<std::string>;
+
+constexpr std::int64_t kMostToSearch = 1 << 20;  // for a number that would fit
 
 class Checker {
  public:
@@ -30,6 +33,7 @@ class Checker {
     optimizer();
     parallel();
     pipeline();
+    dispatch();
     activations();
     return std::move(findings_);
   }
@@ -224,6 +228,14 @@ class Checker {
     return above <= n ? fmt::format("{}, {}", below, above) : fmt::format("{}", below);
   }
 
+  /// ". Nearest valid ep: 2": for so many ranks of a stage.
+  std::string nearest_ep(std::int64_t ranks) const {
+    const std::int64_t etp = config_.parallel.etp, share = ranks / etp;
+    if (ranks % etp != 0 || share > kMostToSearch || model_.num_experts < 1) return "";
+    return fmt::format(". Nearest valid ep: {}",
+                       near_divisors(std::gcd(share, model_.num_experts), config_.parallel.ep));
+  }
+
   void balance() {
     const BalanceConfig& balance = model_.balance;
     if (model_.num_experts == 0) {
@@ -335,6 +347,13 @@ class Checker {
     }
   }
 
+  /// "; or micro_batch_size 2, 4".
+  std::string nearest_micro(std::int64_t batch, std::int64_t micro) const {
+    const std::int64_t ranks = config_.parallel.dp.value_or(1), share = batch / ranks;
+    if (batch % ranks != 0 || share < 1 || share > kMostToSearch) return "";
+    return fmt::format("; or micro_batch_size {}", near_divisors(share, micro));
+  }
+
   void batch(const std::string& section, std::int64_t batch, std::int64_t micro) {
     const std::int64_t unit = micro * config_.parallel.dp.value_or(1);
     if (unit < 1 || batch % unit == 0) return;
@@ -344,7 +363,12 @@ class Checker {
     const std::string by =
         config_.parallel.dp ? "micro_batch_size * parallel.dp" : "micro_batch_size";
     add({section + "global_batch_size", section + "micro_batch_size", "parallel.dp"},
-        fmt::format("{} is not divisible by {} ({}). Nearest valid: {}", batch, by, unit, near));
+        fmt::format("{} is not divisible by {} ({}). Nearest valid: {}{}",
+                    batch,
+                    by,
+                    unit,
+                    near,
+                    nearest_micro(batch, micro)));
   }
 
   void phases() {
@@ -443,9 +467,10 @@ class Checker {
     if (parallel.dp &&
         (*parallel.dp * parallel.cp * parallel.tp) % (parallel.ep * parallel.etp) != 0) {
       add({"parallel.ep", "parallel.dp", "parallel.cp", "parallel.tp", "parallel.etp"},
-          fmt::format("ep * etp ({}) does not divide dp * cp * tp ({})",
+          fmt::format("ep * etp ({}) does not divide dp * cp * tp ({}){}",
                       parallel.ep * parallel.etp,
-                      *parallel.dp * parallel.cp * parallel.tp));
+                      *parallel.dp * parallel.cp * parallel.tp,
+                      nearest_ep(*parallel.dp * parallel.cp * parallel.tp)));
     }
     divides("etp", parallel.etp, "model.moe_intermediate_size", routed_inner());
     divides("tp", parallel.tp, "model.num_attention_heads", mla_heads());
@@ -458,6 +483,12 @@ class Checker {
             parallel.tp,
             "model.moe_intermediate_size",
             model_.num_shared_experts > 0 ? routed_inner() : 0);
+    divides("tp",
+            parallel.tp,
+            "model.vocab_size",
+            model_.vocab_size,
+            fmt::format("; or model.vocab_size: {} (it may be more than the tokenizer has)",
+                        next_multiple(model_.vocab_size, parallel.tp)));
     divides("tp", parallel.tp, "data.sequence_length", config_.data.sequence_length);
     for (std::size_t i = 0; i < config_.train.phases.size(); ++i)
       divides("tp",
@@ -526,14 +557,23 @@ class Checker {
     return model_.num_experts == 0 || model_.first_k_dense_replace > 0 ? model_.intermediate_size
                                                                        : 0;
   }
-  void divides(const char* axis, std::int64_t degree, const std::string& key, std::int64_t size) {
+  static std::int64_t next_multiple(std::int64_t size, std::int64_t of) {
+    return of < 1 ? size : (size + of - 1) / of * of;
+  }
+  /// `or_else`: what else could be done.
+  void divides(const char* axis,
+               std::int64_t degree,
+               const std::string& key,
+               std::int64_t size,
+               const std::string& or_else = "") {
     if (size <= 0 || degree < 1 || size % degree == 0) return;
     add({std::string("parallel.") + axis, key},
-        fmt::format("{} does not divide {} ({}). Nearest valid: {}",
+        fmt::format("{} does not divide {} ({}). Nearest valid: {}{}",
                     degree,
                     key,
                     size,
-                    near_divisors(size, degree)));
+                    near_divisors(size, degree),
+                    or_else));
   }
 
   /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
@@ -543,6 +583,22 @@ class Checker {
     const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
     if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
     if (!parallel.layers.empty()) add({"parallel.layers", "parallel.pp"}, reason);
+  }
+
+  /// Further passes need counts on the host, and the memory of the pass before.
+  void dispatch() {
+    const DispatchConfig& dispatch = config_.dispatch;
+    if (dispatch.buffer_factor == 0) return;
+    if (dispatch.exchange == Exchange::dense || dispatch.exchange == Exchange::hdense)
+      add({"dispatch.buffer_factor", "dispatch.exchange"},
+          fmt::format(
+              "{} exchanges do not count what comes and need room for all of it; allowed: 0, or "
+              "exchange: auto, flat, hierarchical or pair",
+              name_of(dispatch.exchange)));
+    if (config_.parallel.pp > 1 && config_.parallel.schedule == PipelineSchedule::zero_bubble)
+      add({"dispatch.buffer_factor", "parallel.schedule"},
+          "zero_bubble keeps weight gradients for later, and further passes have no memory to keep "
+          "theirs in; allowed: 0, or another schedule");
   }
 
   void activations() {
@@ -586,17 +642,6 @@ std::vector<Problem> untrainable(const Config& config) {
                         "model.rope_scaling",
                         "context extension by YaRN can be planned but not trained; remove the "
                         "group to train with plain rotation"});
-  }
-  const auto& parallel = config.parallel;
-  const std::tuple<const char*, std::int64_t, const char*> axes[] = {
-      {"pp", parallel.pp, "pipeline parallelism"}};
-  for (const auto& [key, degree, what] : axes) {
-    if (degree > 1)
-      problems.push_back({"",
-                          0,
-                          0,
-                          std::string("parallel.") + key,
-                          std::string(what) + " can be planned but not trained; set the key to 1"});
   }
   return problems;
 }

@@ -106,19 +106,29 @@ void tidy(std::vector<Problem>& problems, const std::vector<std::string>& files)
   problems = std::move(unique);
 }
 
+/// "": else which of the other keys of a rule the command line set. Where all keys are of one file nobody has to search.
+std::string set_by_hand(const Origins& origins, const Finding& finding) {
+  const auto by_hand = [&](const std::string& key) {
+    const auto it = origins.find(key);
+    return it != origins.end() && it->second.source == Origin::Source::command_line;
+  };
+  if (by_hand(finding.keys.front())) return "";
+  for (const std::string& key : finding.keys) {
+    if (by_hand(key)) return fmt::format(" ({} is set on the command line)", key);
+  }
+  return "";
+}
+
 /// Position of a key: its own, or that of the nearest group around it that a file or argument sets.
 Problem place(const std::string& main_file, const Origins& origins, const Finding& finding) {
+  const std::string message = finding.message + set_by_hand(origins, finding);
   std::string key = finding.keys.front();
   while (true) {
     if (const auto it = origins.find(key); it != origins.end()) {
-      return {it->second.file,
-              it->second.line,
-              it->second.column,
-              finding.keys.front(),
-              finding.message};
+      return {it->second.file, it->second.line, it->second.column, finding.keys.front(), message};
     }
     const std::size_t end = key.find_last_of(".[");
-    if (end == std::string::npos) return {main_file, 1, 1, finding.keys.front(), finding.message};
+    if (end == std::string::npos) return {main_file, 1, 1, finding.keys.front(), message};
     key.resize(end);
   }
 }

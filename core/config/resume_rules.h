@@ -10,6 +10,7 @@ inline constexpr std::string_view kOtherModel = "it was trained as another model
 inline constexpr std::string_view kOtherOrder = "the order of the data would change";
 inline constexpr std::string_view kOneValue = "it has one value in this version";
 inline constexpr std::string_view kOrder = "sums are formed in another order";
+inline constexpr std::string_view kRounding = "tokens are rounded otherwise";
 inline constexpr std::string_view kPipeline = "it acts with parallel.pp above 1 only";
 inline constexpr std::string_view kInProgress =
     "but sequence length and batch of a phase in progress must not change";
@@ -97,6 +98,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"parallel.cp", OnResume::logged, kOrder},
     {"parallel.ep", OnResume::logged, kOrder},
     {"parallel.etp", OnResume::logged, kOrder},
+    {"parallel.zero", OnResume::logged, "the norm of the gradients is summed in another order"},
     {"parallel.schedule", OnResume::logged, kPipeline},
     {"parallel.chunks", OnResume::logged, kPipeline},
     {"parallel.layers", OnResume::logged, kPipeline},
@@ -104,7 +106,10 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"dispatch.exchange", OnResume::logged, kOrder},
     {"dispatch.hierarchy", OnResume::logged, kOrder},
     {"dispatch.hops", OnResume::logged, kOrder},
-    {"dispatch.dtype", OnResume::logged, kOneValue},
+    {"dispatch.dtype", OnResume::logged, kRounding},
+    {"dispatch.backward_dtype", OnResume::logged, kRounding},
+    {"dispatch.buffer_factor", OnResume::logged, "exchange: auto may choose another method"},
+    {"dispatch.checksum", OnResume::free, ""},
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},
@@ -114,6 +119,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"memory.file_path", OnResume::free, ""},
     {"comm.ranks_per_node", OnResume::logged, kOrder},
     {"comm.watchdog_s", OnResume::free, ""},
+    {"comm.first_step_s", OnResume::free, ""},
     {"comm.reduction", OnResume::logged, ""},
     {"comm.share_gpu", OnResume::free, ""},
 

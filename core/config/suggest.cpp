@@ -43,7 +43,8 @@ std::string unknown_key_message(const Section& section,
     if (knows(field, key))
       return fmt::format("unknown key; it is called {} here", full_key(path, field.key));
   }
-  const std::vector<std::string> elsewhere = keys_named(key);
+  std::vector<std::string> elsewhere = keys_named(key);
+  const bool is_section = std::erase(elsewhere, key) > 0 && !path.empty();
   if (!elsewhere.empty() && elsewhere.size() <= 3) {
     return fmt::format("unknown key; did you mean {}?", fmt::join(elsewhere, " or "));
   }
@@ -51,8 +52,13 @@ std::string unknown_key_message(const Section& section,
   if (const std::string near = nearest(key, here); !near.empty()) {
     return fmt::format("unknown key; did you mean {}?", full_key(path, near));
   }
-  if (here.size() <= 16) return fmt::format("unknown key; known here: {}", fmt::join(here, ", "));
-  return fmt::format("unknown key; 'moesaic explain {}' lists the keys", path);
+  const std::string what = is_section
+                               ? fmt::format("unknown key ({} is a section of its own, beside {})",
+                                             key,
+                                             path.substr(0, path.find_first_of(".[")))
+                               : "unknown key";
+  if (here.size() <= 16) return fmt::format("{}; known here: {}", what, fmt::join(here, ", "));
+  return fmt::format("{}; 'moesaic explain {}' lists the keys", what, path);
 }
 
 }  // namespace moesaic::config

@@ -17,10 +17,12 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
       .between(1, kMaxRanks)
       .default_is("null (ranks / (tp * pp * cp))")
       .also({"data_parallel_size"});
-  f("tp", &S::tp, "Tensor-parallel degree of attention, dense and shared experts.")
+  f("tp",
+    &S::tp,
+    "Tensor-parallel degree of attention, dense and shared experts, and the vocabulary.")
       .between(1, kMaxRanks)
       .also({"tensor_model_parallel_size", "tensor_parallel_size"});
-  f("pp", &S::pp, "Pipeline stages. More than 1 can be planned, but not trained yet.")
+  f("pp", &S::pp, "Pipeline stages, which share the layers.")
       .between(1, kMaxRanks)
       .also({"pipeline_model_parallel_size", "pipeline_parallel_size"});
   f("cp", &S::cp, "Context-parallel degree: contiguous pieces of a micro-batch's tokens.")
@@ -32,6 +34,13 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("etp", &S::etp, "Tensor-parallel degree inside routed experts.")
       .between(1, kMaxRanks)
       .also({"expert_tensor_parallel_size"});
+  f("zero",
+    &S::zero,
+    "Optimizer state, masters and averages of the weights: 1 shards them over the ranks that sum a "
+    "gradient (ZeRO-1: each updates its share, weights are gathered), 0 keeps them whole on each. "
+    "The updates are the same.")
+      .between(0, 1)
+      .also({"use_distributed_optimizer", "zero_stage"});
   f("schedule",
     &S::schedule,
     "Pipeline schedule, of effect with pp above 1: a backward as soon as one is ready (1f1b), the "
@@ -66,8 +75,29 @@ void DispatchConfig::describe(Fields<DispatchConfig>& f) {
   f("exchange", &S::exchange, "Method that carries tokens to the ranks of their experts.");
   f("hierarchy", &S::hierarchy, "Order of the hops of the hierarchical exchange.");
   f("hops", &S::hops, "Hops of the hierarchical exchange (3: intra_first only).").between(2, 3);
-  f("dtype", &S::dtype, "Type of the exchanged rows: that of the activations, or fp8 with scales.")
-      .only_default("the exchange in fp8");
+  f("dtype",
+    &S::dtype,
+    "Type in which tokens go to their experts: that of the activations, or fp8 (E4M3 with a scale "
+    "per "
+    "128 elements, rounded once where the token is). Results come back in the type of the "
+    "activations. Tokens are rounded so on one rank, too: every layout trains the same model.");
+  f("backward_dtype",
+    &S::backward_dtype,
+    "The same for the gradients that go to the experts in backward.");
+  f("buffer_factor",
+    &S::buffer_factor,
+    "Rows that a rank's buffers hold for its experts, as a multiple of what it gets when all "
+    "experts "
+    "are chosen equally often; what comes beyond it is computed in further passes, with the same "
+    "result. 0 = what it can get at most, so that one pass is enough. Methods that count only: not "
+    "dense, hdense.")
+      .at_least(0)
+      .example("1.25");
+  f("checksum",
+    &S::checksum,
+    "Checks every message of the exchange by a checksum that its sender made, and ends the run "
+    "when "
+    "one arrived damaged. Slow: the host waits in every exchange.");
 }
 
 void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
@@ -154,10 +184,16 @@ void CommConfig::describe(Fields<CommConfig>& f) {
       .default_is("null (from the launcher)");
   f("watchdog_s",
     &S::watchdog_s,
-    "Time without progress after which the run ends with exit code 124; 0 = never.")
+    "Time in which no rank gets on, after which the run ends with exit code 124 and names the rank "
+    "that is behind; 0 = never. Longer than the time in which mpirun notices a dead link "
+    "(docs/reliability.md).")
       .in(Unit::seconds)
-      .at_least(0)
-      .only_default("the watchdog");
+      .at_least(0);
+  f("first_step_s",
+    &S::first_step_s,
+    "The same for what may take long: starting, loading, saving, and the first step.")
+      .in(Unit::seconds)
+      .at_least(0);
   f("reduction",
     &S::reduction,
     "How gradients of several ranks are added: in the order of the ranks, whatever the size of the "
@@ -186,8 +222,8 @@ void LogConfig::describe(Fields<LogConfig>& f) {
   f("peak_tflops",
     &S::peak_tflops,
     "Dense peak of a GPU (or of a rank on a CPU) in TFLOP/s, against which the utilisation (MFU) "
-    "is "
-    "counted; null = no MFU.")
+    "is counted; null = the published peak of the GPU where it is known, else no MFU. The header "
+    "says which.")
       .above(0)
       .example("989");
   f("metrics", &S::metrics, "Write metrics.jsonl in the run's folder, one object per step.");

@@ -19,6 +19,7 @@ struct ParallelConfig {
   std::int64_t cp = 1;
   std::int64_t ep = 1;
   std::int64_t etp = 1;
+  std::int64_t zero = 1;  ///< 1: optimizer state is sharded over the ranks that sum a gradient
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::optional<std::int64_t> chunks;  ///< of a stage; empty = chunks_per_stage()
   std::vector<std::int64_t> layers;    ///< of each chunk; empty = balanced by cost
@@ -34,6 +35,9 @@ struct DispatchConfig {
   Hierarchy hierarchy = Hierarchy::inter_first;
   std::int64_t hops = 2;
   DispatchDtype dtype = DispatchDtype::activation;
+  DispatchDtype backward_dtype = DispatchDtype::activation;
+  double buffer_factor = 0;  ///< 0 = for any routing
+  bool checksum = false;
   static void describe(Fields<DispatchConfig>& f);
 };
 
@@ -70,7 +74,8 @@ struct CheckpointConfig {
 
 struct CommConfig {
   std::optional<std::int64_t> ranks_per_node;  ///< empty = from the launcher
-  double watchdog_s = 0;                       ///< 0 = off
+  double watchdog_s = 120;                     ///< 0 = off
+  double first_step_s = 600;
   ReductionOrder reduction = ReductionOrder::ordered;
   bool share_gpu = false;
   static void describe(Fields<CommConfig>& f);

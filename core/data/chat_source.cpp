@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/activity.h"
 #include "core/base/durable_file.h"
 #include "core/base/error.h"
 #include "core/data/chat_record.h"
@@ -80,6 +81,7 @@ class ChatSource final : public TokenSource {
   }
 
   void add(std::string_view record, const std::string& where, const Encoders& encoders) {
+    count_progress();
     bool last_is_target = false;
     for (const ChatPiece& piece : parse_chat_record(record, where)) {
       std::vector<std::int32_t> tokens;

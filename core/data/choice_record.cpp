@@ -35,7 +35,7 @@ ChoiceRecord parse_choice_record(std::string_view line, const std::string& where
   if (line.size() > kMaxChoiceRecordBytes)
     throw InputError(fmt::format(
         "{}: a record of {} bytes, allowed {}", where, line.size(), kMaxChoiceRecordBytes));
-  const JsonValue value = parse_json(line, where);
+  const JsonValue value = parse_json(line, where, {.first_byte = 1});
   const JsonNode record(value, where);
   ChoiceRecord result{.context = member(record, "context").text(), .choices = {}, .answer = 0};
   const JsonNode choices = member(record, "choices");

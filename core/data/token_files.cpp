@@ -139,6 +139,13 @@ std::unique_ptr<TokenSource> open_file(const std::string& path, const FileOption
     case DataFormat::bytes_text:
       break;
   }
+  std::error_code error;
+  if (!fs::exists(path, error) && fs::exists(path + ".idx", error))
+    throw InputError(fmt::format(
+        "{}: there is no such file but a Megatron pair, {}.bin and .idx, and data.format says "
+        "bytes_text; leave data.format out, or set it to megatron",
+        path,
+        path));
   return open_text(path, options.vocab_size);
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/base/activity.h"
 #include "core/base/error.h"
 
 namespace moesaic::data {
@@ -52,6 +53,7 @@ std::optional<BadToken> decode(const std::byte* bytes,
   };
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t end = std::min(count, begin + kBlock);
+    count_progress();
     unsigned bad = 0;
     for (std::size_t i = begin; i < end; ++i)
       bad |= is_bad(i) ? 1U : 0U;

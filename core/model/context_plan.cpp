@@ -44,7 +44,7 @@ double ContextPlan::Phase::busiest_over_mean() const {
 std::optional<ContextPlan> plan_context(const config::Config& config, const ModelPlan& plan) {
   const std::int64_t pieces = config.parallel.cp;
   if (pieces <= 1) return std::nullopt;
-  const ModelOptions o = model_options(config.model, config.train);
+  const ModelOptions o = model_options(config);
   const MlaOptions& mla = o.mla;
   const auto full = static_cast<double>(std::count_if(
       o.layers.begin(), o.layers.end(), [](const LayerOptions& l) { return !l.is_kda; }));

@@ -111,7 +111,11 @@ AuxLoss aux_loss(config::AuxLoss loss) {
   return AuxLoss::none;
 }
 
-MoeOptions moe_options(const config::ModelConfig& model) {
+RowFormat row_format(config::DispatchDtype dtype) {
+  return dtype == config::DispatchDtype::fp8 ? RowFormat::fp8 : RowFormat::plain;
+}
+
+MoeOptions moe_options(const config::ModelConfig& model, const config::DispatchConfig& dispatch) {
   MoeOptions o;
   if (model.num_experts == 0) return o;
   o.hidden = model.hidden_size;
@@ -137,6 +141,8 @@ MoeOptions moe_options(const config::ModelConfig& model) {
   o.aux_loss = aux_loss(model.balance.aux_loss);
   o.aux_weight = model.balance.aux_loss_weight;
   o.z_weight = model.balance.z_loss_weight;
+  o.rows = row_format(dispatch.dtype);
+  o.gradient_rows = row_format(dispatch.backward_dtype);
   o.eps = model.rms_norm_eps;
   o.init_std = model.initializer_range;
   return o;
@@ -144,7 +150,9 @@ MoeOptions moe_options(const config::ModelConfig& model) {
 
 }  // namespace
 
-ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train) {
+ModelOptions model_options(const config::Config& config) {
+  const config::ModelConfig& model = config.model;
+  const config::TrainConfig& train = config.train;
   ModelOptions o;
   o.hidden = model.hidden_size;
   o.vocabulary = model.vocab_size;
@@ -154,7 +162,7 @@ ModelOptions model_options(const config::ModelConfig& model, const config::Train
   o.mla = mla_options(model);
   o.dense = {
       model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
-  o.moe = moe_options(model);
+  o.moe = moe_options(model, config.dispatch);
   o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention
                                                                       : ResidualKind::plain;
   o.attn_res_block = model.residual.attn_res_block_size.value_or(0);

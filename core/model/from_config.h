@@ -17,7 +17,7 @@ namespace moesaic {
 class Model;
 
 /// The modules' sizes and choices for a configuration that passed its checks.
-ModelOptions model_options(const config::ModelConfig& model, const config::TrainConfig& train);
+ModelOptions model_options(const config::Config& config);
 
 /// The degrees of section `parallel`; without parallel.dp all ranks that the other axes leave.
 MeshConfig mesh_config(const config::ParallelConfig& parallel);

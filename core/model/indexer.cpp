@@ -52,6 +52,7 @@ TensorView Indexer::own_key_gradient(Tape& tape, TensorView all) const {
 void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
   const std::int64_t t = bounds.tokens, h = options_.heads, n = options_.head_dim;
   const DType compute = precision_.compute, stats = precision_.stats;
+  slices_ = bounds.slices;
   x_ = x;
   qa_ = qa.valid() ? qa : x;
   context_ = bounds.context;
@@ -100,59 +101,84 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
       StepKind::chooses);
 }
 
-void Indexer::select(Tape& p) {
-  const ConstTensorView q = p.in(q_), k = p.in(all_k_), w = p.in(w_);
-  const TensorView selected = p.out(selected_);
+void Indexer::select(Tape& tape) const {
+  const TensorView selected = tape.out(selected_);
+  const ConstTensorView q = tape.in(q_), k = tape.in(all_k_), w = tape.in(w_);
   const bool replays = !given_.empty() || !scores_.empty();
-  if (context_ != nullptr && !replays) return select_with_loans(p, q, k, w, selected);
-  p.run(IndexerSelect{.selected = selected,
-                      .scores = scores_,
-                      .qi = q,
-                      .ki = k.rows(0, keys_),
-                      .w = w,
-                      .cu_seqlens = p.sequence().key_documents(),
-                      .given = given_});
+  if (!replays && (slices_ != nullptr || context_ != nullptr))
+    return select_shared(tape, q, k, w, selected);
+  tape.run(IndexerSelect{.selected = selected,
+                         .scores = scores_,
+                         .qi = q,
+                         .ki = k.rows(0, keys_),
+                         .w = w,
+                         .cu_seqlens = tape.sequence().key_documents(),
+                         .given = given_});
 }
 
-// Keys of a rank's own queries, but for those that it lends, and of those that it is lent (PieceLinks::loan). Every rank has
-// the keys of all tokens; the queries travel, and the choice back.
-void Indexer::select_with_loans(
-    Tape& p, ConstTensorView q, ConstTensorView k, ConstTensorView w, TensorView selected) const {
-  const QueryLoan& loan = p.sequence().links.loan;
-  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0,
-                     guests = loan.helps() ? loan.rows : 0;
-  std::vector<ConstTensorView> out;
+// Along Axis::cp a rank chooses for its own queries, but for those that it lends, and for those that it is lent
+// (PieceLinks::loan): every rank has the keys of all tokens, the queries travel, and the choice back. Along Axis::tp each
+// rank does so for its run of both.
+void Indexer::select_shared(Tape& tape,
+                            ConstTensorView q,
+                            ConstTensorView k,
+                            ConstTensorView w,
+                            TensorView selected) const {
+  const QueryLoan& loan = tape.sequence().links.loan;
+  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0;
+  const bool cut = slices_ != nullptr && loan.rows % slices_->size() == 0;
+  const auto run_of = [&](std::int64_t n) { return cut ? own_queries(n) : RowRange{0, n}; };
+  const RowRange lent = run_of(loan.rows), own = run_of(tokens - away);
+  std::vector<ConstTensorView> out, chosen;
   std::vector<TensorView> in, back;
+  TensorView guest_q, guest_w;
   if (away > 0) {
-    out = {q.rows(0, away), w.rows(0, away)};
-    back = {selected.rows(0, away)};
+    out = {q.rows(lent.begin, lent.end), w.rows(lent.begin, lent.end)};
+    back = {selected.rows(lent.begin, lent.end)};
+  } else if (loan.helps()) {
+    guest_q = tape.temp({loan.rows, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent");
+    guest_w = tape.temp({loan.rows, w.dim(1)}, w.dtype(), "indexer.w, lent");
+    in = {guest_q.rows(lent.begin, lent.end), guest_w.rows(lent.begin, lent.end)};
   }
-  if (guests > 0)
-    in = {p.temp({guests, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent"),
-          p.temp({guests, w.dim(1)}, w.dtype(), "indexer.w, lent")};
-  context_->exchange(out, in, loan.partner, p.stream());
+  if (context_ != nullptr) context_->exchange(out, in, loan.partner, tape.stream());
   if (away < tokens)
-    p.run(IndexerSelect{.selected = selected.rows(away, tokens),
-                        .qi = q.rows(away, tokens),
-                        .ki = k.rows(0, keys_),
-                        .w = w.rows(away, tokens),
-                        .cu_seqlens = p.sequence().key_documents()});
-  std::vector<ConstTensorView> chosen;
-  if (guests > 0) {
-    const TensorView own =
-        p.temp({guests, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
-    p.run(IndexerSelect{.selected = own,
-                        .qi = in[0],
-                        .ki = k.rows(0, loan.partner * tokens + guests),
-                        .w = in[1],
-                        .cu_seqlens = p.sequence().lent});
-    chosen = {own};
+    tape.run(IndexerSelect{.selected = selected.rows(away, tokens),
+                           .qi = q.rows(away, tokens),
+                           .ki = k.rows(0, keys_),
+                           .w = w.rows(away, tokens),
+                           .cu_seqlens = tape.sequence().key_documents(),
+                           .query_begin = own.begin,
+                           .query_end = own.end});
+  if (loan.helps()) {
+    const TensorView guests =
+        tape.temp({loan.rows, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
+    tape.run(IndexerSelect{.selected = guests,
+                           .qi = guest_q,
+                           .ki = k.rows(0, loan.partner * tokens + loan.rows),
+                           .w = guest_w,
+                           .cu_seqlens = tape.sequence().lent,
+                           .query_begin = lent.begin,
+                           .query_end = lent.end});
+    chosen = {guests.rows(lent.begin, lent.end)};
   }
-  context_->exchange(chosen, back, loan.partner, p.stream());
+  if (context_ != nullptr) context_->exchange(chosen, back, loan.partner, tape.stream());
+  if (!cut) return;
+  const auto gather = [&](TensorView rows, const RowRange& run) {
+    if (rows.dim(0) > 0) slices_->gather(rows, rows.rows(run.begin, run.end), tape.stream());
+  };
+  gather(selected.rows(0, away), lent);
+  gather(selected.rows(away, tokens), own);
+}
+
+RowRange Indexer::own_queries(std::int64_t tokens) const {
+  if (slices_ == nullptr) return {0, tokens};
+  const std::int64_t run = slices_->own(tokens);
+  return {slices_->rank() * run, (slices_->rank() + 1) * run};
 }
 
 void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
   const ConstTensorView q = tape.in(q_), all_k = tape.in(all_k_), w = tape.in(w_);
+  const RowRange rows = own_queries(q.dim(0));
   bool trained = false;
   for (const StorageId id : {wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_})
     trained = trained || !tape.grad(id).empty();
@@ -177,12 +203,19 @@ void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
                        .tokens = step_scalar(tape.context().step_scalars, StepScalar::tokens),
                        .dn = attention.qk_nope_dim,
                        .scale = attention.scale,
-                       .weight = options_.kl_weight});
+                       .weight = options_.kl_weight,
+                       .query_begin = rows.begin,
+                       .query_end = rows.end});
   if (!trained) return;
   rotate(tape, dq, true);
-  linear_backward(
-      tape, {}, dq.reshaped({dq.dim(0), dq.dim(1) * dq.dim(2)}), tape.in(qa_), wq_b_, false);
-  linear_backward(tape, {}, dw, tape.in(x_), weights_proj_, false);
+  const auto own = [&](auto all) { return all.rows(rows.begin, rows.end); };
+  linear_backward(tape,
+                  {},
+                  own(dq.reshaped({dq.dim(0), dq.dim(1) * dq.dim(2)})),
+                  own(tape.in(qa_)),
+                  wq_b_,
+                  false);
+  linear_backward(tape, {}, own(dw), own(tape.in(x_)), weights_proj_, false);
   const TensorView dk = own_key_gradient(tape, all_dk);
   rotate(tape, dk.reshaped({dk.dim(0), 1, dk.dim(1)}), true);
   {

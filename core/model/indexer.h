@@ -21,7 +21,8 @@ class Indexer {
     std::int64_t qk_nope_dim = 0;
     double scale = 1;
   };
-  /// Adds the KL to the losses and its gradient to the indexer's parameters. `sparse`: over the selected keys only.
+  /// Adds the KL to the losses and its gradient to the indexer's parameters. `sparse`: over the selected keys only. The ranks
+  /// along Axis::tp share the queries: each adds what its own run of them gives.
   void backward(Tape& tape, const Attention& attention, bool sparse);
 
   void set_given(ConstTensorView given) { given_ = given; }
@@ -30,21 +31,24 @@ class Indexer {
 
  private:
   void rotate(Tape& tape, TensorView x, bool inverse) const;
+  /// The choice of keys; the ranks along Axis::tp share the queries, pairs of ranks along Axis::cp even them out.
+  void select(Tape& tape) const;
+  void select_shared(Tape& tape,
+                     ConstTensorView q,
+                     ConstTensorView k,
+                     ConstTensorView w,
+                     TensorView selected) const;
+  /// All of them where tokens are not cut.
+  RowRange own_queries(std::int64_t tokens) const;
+  TensorView own_key_gradient(Tape& tape, TensorView all) const;
 
   IndexerOptions options_;
   bool rope_ = false;
   double rope_theta_ = 10000.0;
   Precision precision_;
   StorageId wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_;
-  void select(Tape& tape);
-  void select_with_loans(Tape& tape,
-                         ConstTensorView q,
-                         ConstTensorView k,
-                         ConstTensorView w,
-                         TensorView selected) const;
-  TensorView own_key_gradient(Tape& tape, TensorView all) const;
-
   // Of the micro-batches declared last.
+  const TokenSlices* slices_ = nullptr;
   const TokenSlices* context_ = nullptr;
   std::int64_t keys_ = 0;
   ActId all_k_;  // of all pieces along Axis::cp

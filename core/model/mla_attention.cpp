@@ -460,7 +460,6 @@ void MlaAttention::backward_indexer(Tape& tape) {
         tape.temp({lse.dim(0) * slices_->size(), lse.dim(1)}, lse.dtype(), "attn.lse, all heads");
     slices_->gather(all, lse, tape.stream());
     lse = all;
-    if (slices_->rank() != 0) return;
   }
   indexer_->backward(tape,
                      {.q = q,

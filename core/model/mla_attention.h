@@ -17,8 +17,9 @@ namespace moesaic {
 /// part of Wkvb, [Wuk^T qn; qr], and latent outputs by its value part. Per-head keys and values are formed all the same:
 /// the indexer's target and the warm-up stage read them.
 ///
-/// The heads are split over Axis::tp; latents, the shared key and the indexer are formed on every rank. The indexer's target
-/// sums over all heads: what it reads of them is gathered.
+/// The heads are split over Axis::tp; latents, the shared key and what the indexer scores with are formed on every rank;
+/// its choice and its loss are shared out by queries. The indexer's target sums over all heads: what it reads of them is
+/// gathered.
 ///
 /// Where a sequence is cut along Axis::cp (Bounds::context) the queries stay where they are; latents, shared keys and the
 /// indexer's keys are gathered, per-head keys and values formed of all tokens up to the end of a rank's own piece, and the
@@ -62,7 +63,7 @@ class MlaAttention : public Module {
   /// Rows of what was gathered that this rank's queries may see; empty for none.
   ConstTensorView keys(Tape& tape, ActId all) const;
   void sum_key_gradients(Tape& tape, InputGradients& g) const;
-  /// Backward of the indexer, on the first rank of Axis::tp for all of them.
+  /// Backward of the indexer, with what it reads of all heads.
   void backward_indexer(Tape& tape);
   ConstTensorView all_heads(Tape& tape, ConstTensorView own, const char* tag) const;
   InputGradients take_gradients(Tape& tape);

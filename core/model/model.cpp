@@ -5,7 +5,6 @@
 #include "core/nn/losses.h"
 #include "kernels/ops/attn_res.h"
 #include "kernels/ops/elementwise.h"
-#include "kernels/ops/embedding.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
 #include "kernels/part_scope.h"
@@ -28,69 +27,112 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
   return plan;
 }
 
-Model::Model(ParameterStore& params, const ModelOptions& options)
-    : options_(options), precision_(params.precision()) {
-  const std::string prefix = options.name_prefix + "model.";
-  const std::int64_t d = options.hidden;
-  embedding_ = params.declare([&] {
-    auto s = matrix_spec(
-        prefix + "embed_tokens.weight", options.vocabulary, d, options.init_std, Part::embedding);
-    s.matrix = false;  // AdamW (SPEC 7.2)
-    return s;
-  }());
-  const auto residuals = plan_residuals(options);
-  for (std::size_t l = 0; l < options.layers.size(); ++l) {
-    DecoderLayerOptions o;
-    o.hidden = d;
-    o.eps = options.eps;
-    o.is_kda = options.layers[l].is_kda;
-    o.is_moe = options.layers[l].is_moe;
-    o.kda = options.kda;
-    o.mla = options.mla;
-    o.dense = options.dense;
-    o.moe = options.moe;
-    o.residual = residuals[l];
-    first_storage_.push_back(params.next_storage());
-    layers_.push_back(
-        std::make_unique<DecoderLayer>(params, prefix + "layers." + std::to_string(l) + ".", o));
+namespace {
+
+// [vocabulary, d], over Axis::tp by blocks of words.
+ParameterSpec word_matrix(std::string name, const ModelOptions& options, Part part) {
+  ParameterSpec s = split_over_tp(
+      matrix_spec(std::move(name), options.vocabulary, options.hidden, options.init_std, part), 0);
+  s.matrix = false;  // AdamW (SPEC 7.2)
+  return s;
+}
+
+}  // namespace
+
+Model::Model(ParameterStore& params, const ModelOptions& options, const StageShare& share)
+    : options_(options), precision_(params.precision()), residuals_(plan_residuals(options)) {
+  final_bank_ = residuals_.empty() ? 0 : residuals_.back().bank_size_after();
+  const bool reads_table_again = options.tie_embeddings || options.mtp;
+  if (share.has_first() || (share.has_last() && reads_table_again))
+    declare_embedding(params, reads_table_again, share);
+  declare_layers(params, share);
+  if (share.has_last()) declare_tail(params);
+}
+
+void Model::declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share) {
+  ParameterSpec s =
+      word_matrix(options_.name_prefix + "model.embed_tokens.weight", options_, Part::embedding);
+  s.has_copy = is_read_again && share.has_first() != share.has_last();
+  s.is_copy = !share.has_first();
+  embedding_ = std::make_unique<TokenEmbedding>(params.declare(s), params.position());
+}
+
+void Model::declare_layers(ParameterStore& params, const StageShare& share) {
+  const auto all = static_cast<std::int64_t>(options_.layers.size());
+  auto chunks = share.chunks;
+  if (chunks.empty()) chunks.push_back({{0, all}, true, true});
+  for (const StageShare::Chunk& chunk : chunks) {
+    chunks_.push_back({layers_.size(), layers_.size(), chunk.is_first, chunk.is_last});
+    for (std::int64_t l = chunk.layers.begin; l < chunk.layers.end; ++l) {
+      const auto i = static_cast<std::size_t>(l);
+      DecoderLayerOptions o;
+      o.hidden = options_.hidden;
+      o.eps = options_.eps;
+      o.is_kda = options_.layers[i].is_kda;
+      o.is_moe = options_.layers[i].is_moe;
+      o.kda = options_.kda;
+      o.mla = options_.mla;
+      o.dense = options_.dense;
+      o.moe = options_.moe;
+      o.residual = residuals_[i];
+      first_storage_.push_back(params.next_storage());
+      numbers_.push_back(l);
+      layers_.push_back(std::make_unique<DecoderLayer>(
+          params, options_.name_prefix + "model.layers." + std::to_string(l) + ".", o));
+    }
+    chunks_.back().end = layers_.size();
   }
   first_storage_.push_back(params.next_storage());
-  final_bank_ = residuals.empty() ? 0 : residuals.back().bank_size_after();
-  if (options.residual == ResidualKind::attention)
+}
+
+void Model::declare_tail(ParameterStore& params) {
+  const std::string prefix = options_.name_prefix + "model.";
+  const std::int64_t d = options_.hidden;
+  if (options_.residual == ResidualKind::attention)
     output_mix_ = declare_depth_mix(params, prefix + "output_attn", d);
   norm_ = params.declare(vector_spec(prefix + "norm.weight", d, Init::Kind::ones, Part::norm));
-  if (options.tie_embeddings) {
-    head_weight_ = embedding_;
-  } else {
-    auto s = matrix_spec(options.name_prefix + "lm_head.weight",
-                         options.vocabulary,
-                         d,
-                         options.init_std,
-                         Part::head);
-    s.matrix = false;
-    head_weight_ = params.declare(s);
-  }
-  head_ = std::make_unique<VocabHead>(head_weight_, options.vocabulary, options.head_chunk_rows);
-  if (options.mtp)
-    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options, embedding_, *head_);
+  const StorageId head_weight =
+      options_.tie_embeddings ? embedding_->table()
+                              : params.declare(word_matrix(
+                                    options_.name_prefix + "lm_head.weight", options_, Part::head));
+  head_ = std::make_unique<VocabHead>(
+      head_weight, options_.vocabulary, options_.head_chunk_rows, params.position());
+  if (options_.mtp)
+    mtp_ = std::make_unique<MtpModule>(params, prefix + "mtp.", options_, *embedding_, *head_);
+}
+
+std::int64_t Model::snapshots_before(int i) const {
+  const Chunk& c = chunk(i);
+  if (c.begin < c.end) return layers_[c.begin]->options().residual.bank_size;
+  return c.is_last ? final_bank_ : 0;  // only the first and the last chunk may be without layers
+}
+
+std::int64_t Model::snapshots_after(int i) const {
+  const Chunk& c = chunk(i);
+  return c.begin < c.end ? layers_[c.end - 1]->options().residual.bank_size_after()
+                         : snapshots_before(i);
 }
 
 void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   slices_ = bounds.slices;
+  own_tokens_ = bounds.own_tokens();
+  if (chunks_.front().is_first) plan_embedding(bounds, policy);
+  for (auto& layer : layers_)
+    layer->plan(bounds, policy);
+  if (!chunks_.back().is_last) return;
+  plan_tail(bounds, policy);
+  if (mtp_) mtp_->plan(bounds, policy);
+}
+
+void Model::plan_embedding(const Bounds& bounds, const RecomputePolicy& policy) {
   embed_spec_ = std::make_unique<TapeSpec>();
   x_ = embed_spec_->activation(
       "embedding", {bounds.own_tokens(), options_.hidden}, precision_.compute);
   embed_spec_->step("embedding", {}, {x_}, [this](Tape& t) {
-    const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{
-        .y = t.out(x_), .ids = own_rows(slices_, t.sequence().tokens), .table = table.view()});
+    embedding_->forward(t, slices_, t.sequence().tokens, t.out(x_));
   });
   embed_spec_->always_save(x_);
   embed_spec_->plan(policy);
-  for (auto& layer : layers_)
-    layer->plan(bounds, policy);
-  plan_tail(bounds, policy);
-  if (mtp_) mtp_->plan(bounds, policy);
 }
 
 void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
@@ -143,8 +185,9 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
         RunContext& c = t.context();
         if (c.sequence.targets.empty()) return;  // generation
         head_->loss(t,
+                    slices_,
                     t.in(n_),
-                    {.targets = own_rows(slices_, c.sequence.targets),
+                    {.targets = c.sequence.targets,
                      .divisor = step_scalar(c.step_scalars, StepScalar::loss_divisor),
                      .loss_sum = loss_slot(c.losses, Loss::cross_entropy)},
                     c.training ? t.out(dn_) : TensorView());
@@ -154,10 +197,11 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
 }
 
 std::vector<std::string> Model::activation_names() const {
-  std::vector<const TapeSpec*> specs{embed_spec_.get()};
+  std::vector<const TapeSpec*> specs;
+  if (embed_spec_) specs.push_back(embed_spec_.get());
   for (const auto& layer : layers_)
     specs.push_back(&layer->tape_spec());
-  specs.push_back(tail_spec_.get());
+  if (tail_spec_) specs.push_back(tail_spec_.get());
   if (mtp_) mtp_->add_specs(specs);
   std::vector<std::string> names;
   std::set<std::string> seen;
@@ -169,48 +213,65 @@ std::vector<std::string> Model::activation_names() const {
   return names;
 }
 
-std::size_t Model::slot_bytes() const {
-  std::size_t bytes = embed_spec_->slot_bytes() + tail_spec_->slot_bytes();
-  for (const auto& layer : layers_)
-    bytes += layer->tape_spec().slot_bytes();
-  return bytes + (mtp_ ? mtp_->slot_bytes() : 0);
+std::size_t Model::slot_bytes(int i) const {
+  const Chunk& c = chunk(i);
+  std::size_t bytes = c.is_first ? embed_spec_->slot_bytes() : 0;
+  for (std::size_t l = c.begin; l < c.end; ++l)
+    bytes += layers_[l]->tape_spec().slot_bytes();
+  if (!c.is_last) return bytes;
+  return bytes + tail_spec_->slot_bytes() + (mtp_ ? mtp_->slot_bytes() : 0);
 }
 
-Model::MicroBatch Model::make_micro_batch(TensorView slot) const {
-  MOESAIC_CHECK(slot.bytes() >= slot_bytes(), "the slot is too small for a micro-batch");
+Model::MicroBatch Model::make_micro_batch(TensorView slot, int i) const {
+  MOESAIC_CHECK(slot.bytes() >= slot_bytes(i), "the slot is too small for a micro-batch");
   std::int64_t at = 0;
   const auto next = [&](std::size_t bytes) {
     const std::int64_t begin = at;
     at += static_cast<std::int64_t>(bytes);
     return slot.rows(begin, at);
   };
-  Tape embed(*embed_spec_, next(embed_spec_->slot_bytes()));
-  std::vector<Tape> layers;
-  for (const auto& layer : layers_)
-    layers.emplace_back(layer->tape_spec(), next(layer->tape_spec().slot_bytes()));
-  Tape tail(*tail_spec_, next(tail_spec_->slot_bytes()));
-  MicroBatch batch{std::move(embed), std::move(layers), std::move(tail), nullptr};
+  const Chunk& c = chunk(i);
+  MicroBatch batch;
+  batch.chunk = i;
+  if (c.is_first) batch.embed.emplace(*embed_spec_, next(embed_spec_->slot_bytes()));
+  for (std::size_t l = c.begin; l < c.end; ++l) {
+    const TapeSpec& spec = layers_[l]->tape_spec();
+    batch.layers.emplace_back(spec, next(spec.slot_bytes()));
+  }
+  if (!c.is_last) return batch;
+  batch.tail.emplace(*tail_spec_, next(tail_spec_->slot_bytes()));
   if (mtp_)
     batch.mtp = std::make_unique<MtpModule::Tapes>(mtp_->make_tapes(next(mtp_->slot_bytes())));
   return batch;
 }
 
 void Model::forward(RunContext& context, MicroBatch& batch) {
+  forward_chunk(context, batch, {});
+}
+
+Model::Bundle Model::forward_chunk(RunContext& context, MicroBatch& batch, const Bundle& in) {
   const PartScope forward(context.backend, "forward");
-  batch.embed.forward(context);
-  DecoderLayer::Bundle bundle{batch.embed.in(x_), {}};
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    const PartScope part(context.backend, "layer", static_cast<std::int64_t>(l));
-    bundle = layers_[l]->forward(context, batch.layers[l], bundle);
+  const Chunk& c = chunk(batch.chunk);
+  Bundle bundle = in;
+  if (c.is_first) {
+    batch.embed->forward(context);
+    bundle = {batch.embed->in(x_), {}};
   }
+  for (std::size_t l = c.begin; l < c.end; ++l) {
+    const PartScope part(context.backend, "layer", numbers_[l]);
+    bundle = layers_[l]->forward(context, batch.layers[l - c.begin], bundle);
+  }
+  if (!c.is_last) return bundle;
   const PartScope part(context.backend, "head");
+  Tape& tail = *batch.tail;
   for (std::size_t i = 0; i < tail_bank_.size(); ++i)
-    batch.tail.bind(tail_bank_[i], bundle.bank[i]);
-  batch.tail.bind(tail_cur_, bundle.cur);
-  batch.tail.forward(context);
+    tail.bind(tail_bank_[i], bundle.bank[i]);
+  tail.bind(tail_cur_, bundle.cur);
+  tail.forward(context);
   if (mtp_ && !context.sequence.mtp_targets.empty()) {
-    mtp_->forward(context, *batch.mtp, batch.tail.in(options_.mtp_post_norm ? n_ : h_));
+    mtp_->forward(context, *batch.mtp, tail.in(options_.mtp_post_norm ? n_ : h_));
   }
+  return bundle;
 }
 
 // From the gradient of the normalised output to those of the last sum and the snapshots.
@@ -222,12 +283,12 @@ void Model::backward_tail(RunContext& context,
   const DType compute = precision_.compute;
   const bool has_mtp = mtp_ && !context.sequence.mtp_targets.empty();
   const TensorView dn = context.transient.take(shape, compute, "d output.normed");
-  run(context.backend, Cast{.y = dn, .x = batch.tail.in(dn_)});
+  run(context.backend, Cast{.y = dn, .x = batch.tail->in(dn_)});
   if (has_mtp && options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dn);
   const TensorView dh =
       output_mix_.declared() ? context.transient.take(shape, compute, "d output.mixed") : dcur;
-  batch.tail.backward(context, [&] {
-    Tape& t = batch.tail;
+  batch.tail->backward(context, [&] {
+    Tape& t = *batch.tail;
     const WeightLease w = t.weight(norm_);
     t.run(RmsNormBackward{.dx = dh,
                           .dweight = t.grad(norm_),
@@ -238,8 +299,8 @@ void Model::backward_tail(RunContext& context,
   });
   if (has_mtp && !options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dh);
   if (!output_mix_.declared()) return;
-  batch.tail.backward(context, [&] {
-    Tape& t = batch.tail;
+  batch.tail->backward(context, [&] {
+    Tape& t = *batch.tail;
     t.run(Fill{.y = dcur, .value = 0.0});
     const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
     const MixGradients gradients = mix_gradients(t, output_mix_, options_.hidden);
@@ -261,16 +322,27 @@ void Model::backward_tail(RunContext& context,
 }
 
 void Model::backward(RunContext& context, MicroBatch& batch) {
-  const PartScope backward(context.backend, "backward");
-  const Shape shape = batch.embed.in(x_).shape();
+  const Shape shape{own_tokens_, options_.hidden};
   // Deferred weight gradients keep this memory until they are flushed.
   auto mark = std::make_unique<Arena::Mark>(context.transient);
+  if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
+    context.weight_gradients.hold(std::move(mark));
   const TensorView dcur = context.transient.take(shape, precision_.compute, "d residual sum");
   std::vector<TensorView> dbank;
   for (std::int64_t i = 0; i < final_bank_; ++i) {
     dbank.push_back(context.transient.take(shape, precision_.stats, "d snapshot"));
     run(context.backend, Fill{.y = dbank.back(), .value = 0.0});
   }
+  backward_chunk(context, batch, dcur, dbank);
+}
+
+void Model::backward_chunk(RunContext& context,
+                           MicroBatch& batch,
+                           TensorView dcur,
+                           std::span<const TensorView> dbank) {
+  const PartScope backward(context.backend, "backward");
+  const Chunk& c = chunk(batch.chunk);
+  auto mark = std::make_unique<Arena::Mark>(context.transient);
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
     context.weight_gradients.hold(std::move(mark));
   const auto is_final = [&](std::size_t l) {
@@ -278,35 +350,30 @@ void Model::backward(RunContext& context, MicroBatch& batch) {
         context.weight_gradients.mode() == WeightGradients::Mode::at_once)
       context.gradients_final(first_storage_[l]);
   };
-  {
+  if (c.is_last) {
     const PartScope part(context.backend, "head");
     backward_tail(context, batch, dcur, dbank);
+    is_final(layers_.size());
   }
-  is_final(layers_.size());
-  for (std::size_t l = layers_.size(); l-- > 0;) {
-    const PartScope part(context.backend, "layer", static_cast<std::int64_t>(l));
+  for (std::size_t l = c.end; l-- > c.begin;) {
+    const PartScope part(context.backend, "layer", numbers_[l]);
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
-    layers_[l]->backward(
-        context, batch.layers[l], dcur, std::span<const TensorView>(dbank).first(after));
+    layers_[l]->backward(context, batch.layers[l - c.begin], dcur, dbank.first(after));
     is_final(l);
   }
-  batch.embed.backward(context, [&] {
-    Tape& t = batch.embed;
-    if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{
-          .dtable = dtable, .ids = own_rows(slices_, t.sequence().tokens), .dy = dcur});
-    }
+  if (!c.is_first) return;
+  batch.embed->backward(context, [&] {
+    embedding_->backward(*batch.embed, slices_, batch.embed->sequence().tokens, dcur);
   });
 }
 
 std::vector<Model::NamedMoe> Model::moe_layers() {
   std::vector<NamedMoe> all;
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (layers_[l]->moe() != nullptr)
-      all.push_back({static_cast<std::int64_t>(l), layers_[l]->moe()});
+    if (layers_[l]->moe() != nullptr) all.push_back({numbers_[l], layers_[l]->moe()});
   }
   if (mtp_ && mtp_->moe() != nullptr)
-    all.push_back({static_cast<std::int64_t>(layers_.size()), mtp_->moe()});
+    all.push_back({static_cast<std::int64_t>(options_.layers.size()), mtp_->moe()});
   return all;
 }
 

@@ -1,37 +1,63 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/model/decoder_layer.h"
+#include "core/model/embedding.h"
 #include "core/model/head.h"
 #include "core/model/mtp.h"
 #include "core/model/options.h"
+#include "core/model/stage_share.h"
 
 namespace moesaic {
 
-/// The whole decoder: embedding, layers, output mix, final norm, head with loss, optional MTP module (SPEC 6.1, 8.1).
+/// The decoder: embedding, layers, output mix, final norm, head with loss, optional MTP module (SPEC 6.1, 8.1); or what one
+/// pipeline stage holds of it. The first chunk has the embedding, the last one all that follows the layers. The embedding's
+/// table is on the last stage too where something there reads it: the MTP module, or a head tied to it.
 class Model {
  public:
-  /// Declares all parameters and buffers in `params`. No memory is needed before plan().
-  Model(ParameterStore& params, const ModelOptions& options);
+  /// Declares the parameters and buffers of `share` in `params`, under the names that they have in the whole model. No memory
+  /// is needed before plan().
+  Model(ParameterStore& params, const ModelOptions& options, const StageShare& share = {});
 
   /// Declares activations for micro-batches of bounds.tokens tokens.
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   /// The names of all activations that a step writes, each once, in order; after plan().
   std::vector<std::string> activation_names() const;
-  /// Bytes that one micro-batch in flight keeps between forward and backward.
-  std::size_t slot_bytes() const;
+  /// Chunks of this stage, numbered from 0 in the order of the model; 1 for a whole model.
+  int num_chunks() const noexcept { return static_cast<int>(chunks_.size()); }
+  /// Bytes that one micro-batch in flight keeps between forward and backward of a chunk.
+  std::size_t slot_bytes(int chunk = 0) const;
 
-  /// The saved activations of one micro-batch.
+  /// The saved activations of one micro-batch in one chunk.
   struct MicroBatch {
-    Tape embed;
+    int chunk = 0;
+    std::optional<Tape> embed;  // of the first chunk
     std::vector<Tape> layers;
-    Tape tail;
+    std::optional<Tape> tail;  // of the last chunk
     std::unique_ptr<MtpModule::Tapes> mtp;
   };
-  /// `slot` [slot_bytes()] bytes (u8).
-  MicroBatch make_micro_batch(TensorView slot) const;
+  /// `slot` [slot_bytes(chunk)] bytes (u8).
+  MicroBatch make_micro_batch(TensorView slot, int chunk = 0) const;
+
+  // --- a chunk at a time
+  using Bundle = DecoderLayer::Bundle;
+  /// From the bundle before the chunk (empty for the first one) to the one after it, which holds all snapshots taken so far.
+  /// Its tensors live in the slots and in `in`. The last chunk adds to the losses, as forward() does.
+  Bundle forward_chunk(RunContext& context, MicroBatch& batch, const Bundle& in);
+  /// dcur [T, d] (compute type) holds the gradient of the outgoing sum (undefined for the last chunk) and receives that of
+  /// the incoming one. dbank: an accumulator [T, d] (statistics type) for each snapshot that exists after the chunk.
+  void backward_chunk(RunContext& context,
+                      MicroBatch& batch,
+                      TensorView dcur,
+                      std::span<const TensorView> dbank);
+  /// Snapshots that exist before and after a chunk.
+  std::int64_t snapshots_before(int chunk) const;
+  std::int64_t snapshots_after(int chunk) const;
+
+  // --- a model that is one chunk
 
   /// Adds to the losses; in training also the head's weight gradient, and leaves what backward needs in the slot.
   void forward(RunContext& context, MicroBatch& batch);
@@ -40,11 +66,16 @@ class Model {
   void backward(RunContext& context, MicroBatch& batch);
 
   /// The normalised hidden states [T, d] after forward, and the logits of rows of them.
-  ConstTensorView final_hidden(MicroBatch& batch) const { return batch.tail.in(n_); }
+  ConstTensorView final_hidden(MicroBatch& batch) const { return batch.tail->in(n_); }
   const VocabHead& head() const noexcept { return *head_; }
 
+  /// Rows of this rank in what passes between chunks, of the micro-batches planned last.
+  std::int64_t own_tokens() const noexcept { return own_tokens_; }
   const ModelOptions& options() const noexcept { return options_; }
+  /// Those of this stage.
   std::vector<std::unique_ptr<DecoderLayer>>& layers() noexcept { return layers_; }
+  /// The embedding's table, where it is here; invalid elsewhere.
+  StorageId embedding() const noexcept { return embedding_ ? embedding_->table() : StorageId(); }
   /// All mixtures with their layer; the MTP module comes last, as the layer after the others.
   struct NamedMoe {
     std::int64_t layer = 0;
@@ -56,6 +87,16 @@ class Model {
   void set_sparse_stage(bool sparse);
 
  private:
+  /// A chunk with its layers among those of this stage.
+  struct Chunk {
+    std::size_t begin = 0, end = 0;
+    bool is_first = false, is_last = false;
+  };
+  const Chunk& chunk(int i) const { return chunks_[static_cast<std::size_t>(i)]; }
+  void declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share);
+  void declare_layers(ParameterStore& params, const StageShare& share);
+  void declare_tail(ParameterStore& params);
+  void plan_embedding(const Bounds& bounds, const RecomputePolicy& policy);
   void plan_tail(const Bounds& bounds, const RecomputePolicy& policy);
   void backward_tail(RunContext& context,
                      MicroBatch& batch,
@@ -65,11 +106,16 @@ class Model {
   ModelOptions options_;
   Precision precision_;
   const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
-  StorageId embedding_, head_weight_, norm_;
+  StorageId norm_;
   DepthMix output_mix_;
   std::int64_t final_bank_ = 0;
+  std::vector<LayerResidual> residuals_;  // of the whole model
+  std::vector<Chunk> chunks_;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
+  std::vector<std::int64_t> numbers_;  // of the layers, in the whole model
+  std::int64_t own_tokens_ = 0;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
+  std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<VocabHead> head_;
   std::unique_ptr<MtpModule> mtp_;
   std::unique_ptr<TapeSpec> embed_spec_, tail_spec_;

@@ -5,6 +5,7 @@
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
@@ -114,8 +115,11 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
       [this](Tape& p) { count(p); },
       StepKind::chooses);
   declare_gathered_choices(tape);
+  if (exchange_ != nullptr) declare_departure(tape);
+  declare_expert_input(tape, tokens);
   if (exchange_ != nullptr) {
-    declare_exchange(tape, bounds);
+    if (shared_) declare_shared(tape, bounds);
+    declare_arrival(tape);
   } else {
     a_.here_topk = a_.all_topk;
     a_.here_weights = a_.all_weights;
@@ -123,139 +127,8 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
     copies_here_ = expert_tokens_ * options_.top_k;
   }
   declare_sort(tape);
-  declare_experts(tape, tokens);
+  declare_experts(tape);
   declare_output(tape, bounds, y);
-}
-
-// The counts of all ranks are waited for behind the shared experts.
-void MoeLayer::declare_exchange(TapeSpec& tape, const Bounds& bounds) {
-  const ExchangeBounds& b = exchange_->bounds();
-  tokens_here_ = b.rows;
-  copies_here_ = b.copies;
-  plan_ = tape.host_value(
-      [this] { return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device())); });
-  a_.plan = tape.activation("moe.exchange_plan", {b.plan_bytes}, DType::u8);
-  std::vector<ActId> reads{a_.all_topk, a_.all_weights};
-  if (a_.all_kept.valid()) reads.push_back(a_.all_kept);
-  tape.step(
-      "moe.exchange_plan",
-      reads,
-      {a_.plan},
-      [this](Tape& p) {
-        exchange_->begin_plan(
-            plan_of(p),
-            p.backend(),
-            p.out(a_.plan),
-            {.topk = p.in(a_.all_topk),
-             .weights = p.in(a_.all_weights),
-             .kept = a_.all_kept.valid() ? p.in(a_.all_kept) : ConstTensorView()});
-      },
-      StepKind::chooses);
-  if (shared_) declare_shared(tape, bounds);
-  a_.here_topk = tape.activation("moe.here_topk", {b.rows, options_.top_k}, DType::i32);
-  a_.here_weights = tape.activation("moe.here_weights", {b.rows, options_.top_k}, precision_.stats);
-  a_.here_count = tape.activation("moe.here_count", {1}, DType::i32);
-  tape.step(
-      "moe.exchange_choices",
-      {a_.plan},
-      {a_.here_topk, a_.here_weights, a_.here_count},
-      [this](Tape& p) {
-        exchange_->finish_plan(plan_of(p), p.backend());
-        exchange_->dispatch_choices(plan_of(p),
-                                    p.backend(),
-                                    0,
-                                    p.out(a_.here_topk),
-                                    p.out(a_.here_weights),
-                                    p.out(a_.here_count));
-      },
-      StepKind::chooses);
-}
-
-void MoeLayer::declare_sort(TapeSpec& tape) {
-  const std::int64_t experts = params_.members_here(params_.params_of(w2_).front());
-  a_.offsets = tape.activation("moe.offsets", {experts + 1}, DType::i32);
-  a_.row_of_assignment =
-      tape.activation("moe.row_of_assignment", {tokens_here_, options_.top_k}, DType::i32);
-  a_.token_of_row = tape.activation("moe.token_of_row", {copies_here_}, DType::i32);
-  std::vector<ActId> reads{a_.here_topk};
-  // What was dropped does not travel.
-  const bool drops = a_.all_kept.valid() && exchange_ == nullptr;
-  if (drops) reads.push_back(a_.all_kept);
-  if (a_.here_count.valid()) reads.push_back(a_.here_count);
-  tape.step(
-      "moe.plan",
-      reads,
-      {a_.offsets, a_.row_of_assignment, a_.token_of_row},
-      [this, drops](Tape& p) {
-        p.run(DispatchPlan{.offsets = p.out(a_.offsets),
-                           .row_of_assignment = p.out(a_.row_of_assignment),
-                           .token_of_row = p.out(a_.token_of_row),
-                           .topk = p.in(a_.here_topk),
-                           .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
-                           .token_count = count_here(p)});
-      },
-      StepKind::chooses);
-}
-
-ConstTensorView MoeLayer::count_here(Tape& tape) const {
-  return a_.here_count.valid() ? tape.in(a_.here_count) : ConstTensorView();
-}
-
-void MoeLayer::declare_experts(TapeSpec& tape, std::int64_t tokens) {
-  const DType compute = precision_.compute;
-  const std::int64_t rows = copies_here_, f = options_.inner,
-                     l = options_.latent > 0 ? options_.latent : options_.hidden;
-  if (options_.latent > 0) {
-    a_.z = tape.activation("moe.z", {tokens, l}, compute);
-    tape.step("moe.latent_down", {a_.x}, {a_.z}, [this](Tape& p) {
-      linear(p, p.out(a_.z), p.in(a_.x), latent_down_);
-    });
-  } else {
-    a_.z = a_.x;
-  }
-  a_.all_z = a_.z;
-  if (expert_slices_ != nullptr) {
-    a_.all_z = tape.activation("moe.all_z", {expert_tokens_, l}, compute);
-    tape.step("moe.gather", {a_.z}, {a_.all_z}, [this](Tape& p) {
-      expert_slices_->gather(p.out(a_.all_z), p.in(a_.z), p.stream());
-    });
-  }
-  a_.here_z = a_.all_z;
-  if (exchange_ != nullptr) {
-    a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
-    tape.step("moe.exchange", {a_.all_z, a_.plan, a_.here_count}, {a_.here_z}, [this](Tape& p) {
-      exchange_->dispatch(plan_of(p), p.backend(), p.out(a_.here_z), p.in(a_.all_z));
-    });
-  }
-  a_.xs = tape.activation("moe.xs", {rows, l}, compute);
-  a_.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
-  a_.h = tape.activation("moe.h", {rows, f}, compute);
-  a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
-  tape.step("moe.dispatch", {a_.here_z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
-    p.run(dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
-  });
-  tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up}, [this](Tape& p) {
-    const WeightLease w = p.weight(w13_);
-    p.run(GroupedLinearForward{.y = p.out(a_.gate_up),
-                               .x = p.in(a_.xs),
-                               .w = w.view(),
-                               .offsets = p.in(a_.offsets),
-                               .slot_of_expert = p.context().params.slot_of_member(w13_)});
-  });
-  tape.step("moe.glu", {a_.gate_up, a_.offsets}, {a_.h}, [this](Tape& p) {
-    p.run(GluForward{.h = p.out(a_.h),
-                     .gate_up = p.in(a_.gate_up),
-                     .row_count = rows_in_use(p.in(a_.offsets)),
-                     .activation = options_.activation});
-  });
-  tape.step("moe.down", {a_.h, a_.offsets}, {a_.ye}, [this](Tape& p) {
-    const WeightLease w = p.weight(w2_);
-    p.run(GroupedLinearForward{.y = p.out(a_.ye),
-                               .x = p.in(a_.h),
-                               .w = w.view(),
-                               .offsets = p.in(a_.offsets),
-                               .slot_of_expert = p.context().params.slot_of_member(w2_)});
-  });
 }
 
 void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
@@ -267,13 +140,14 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
   if (exchange_ != nullptr) {
     a_.here_u = tape.activation("moe.here_u", {tokens_here_, l}, compute);
     tape.step("moe.combine_here", parts, {a_.here_u}, [this](Tape& p) {
-      combine_here(p, p.out(a_.here_u));
+      combine_here(p, p.out(a_.here_u), p.in(a_.ye), sorted_rows(p));
     });
     reads = {a_.here_u, a_.plan};
+    if (a_.returned.valid()) reads.push_back(a_.returned);
   }
   const auto combine_all = [this](Tape& p, ActId u) {
-    if (exchange_ == nullptr) return combine_here(p, p.out(u));
-    exchange_->combine(plan_of(p), p.backend(), p.out(u), p.in(a_.here_u));
+    if (exchange_ != nullptr) return combine_exchanged(p, p.out(u));
+    combine_here(p, p.out(u), p.in(a_.ye), sorted_rows(p));
   };
   std::function<void(Tape&, ActId)> combine = combine_all;
   if (expert_slices_ != nullptr) {
@@ -350,121 +224,34 @@ void MoeLayer::backward_shared(Tape& tape, ConstTensorView dy, TensorView dx) {
   tape.run(Accumulate{.y = dx, .x = own});
 }
 
-void MoeLayer::combine_here(Tape& tape, TensorView u) const {
-  CombineRows op =
-      combine_rows(u, tape.in(a_.ye), tape.in(a_.here_weights), tape.in(a_.row_of_assignment));
-  op.token_count = count_here(tape);
-  tape.run(op);
-}
-
 // From du [T, l] to dz [T, l]; fills dweights [T, k].
 TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView dweights) {
   const DType compute = precision_.compute, stats = precision_.stats;
   const TensorView dz = tape.temp(du.shape(), compute, "d moe.z");
   if (expert_slices_ == nullptr) {
-    backward_exchange(tape, du, dz, dweights);
+    backward_all(tape, du, dz, dweights);
     return dz;
   }
   const ConstTensorView all_du = gathered(tape, *expert_slices_, du, "d moe.all_u");
   const TensorView all_dz = tape.temp(all_du.shape(), compute, "d moe.all_z"),
                    all_dweights =
                        tape.temp({expert_tokens_, options_.top_k}, stats, "d moe.all_weights");
-  backward_exchange(tape, all_du, all_dz, all_dweights);
+  backward_all(tape, all_du, all_dz, all_dweights);
   expert_slices_->sum_to_own(dz, all_dz, tape.stream());
   expert_slices_->sum_to_own(dweights, all_dweights, tape.stream());
   return dz;
 }
 
-void MoeLayer::backward_exchange(Tape& tape,
-                                 ConstTensorView du,
-                                 TensorView dz,
-                                 TensorView dweights) {
-  if (exchange_ == nullptr) return backward_here(tape, du, dz, dweights);
-  const DType compute = precision_.compute;
-  tape.in(a_.plan);
-  const Shape here{tokens_here_, du.dim(1)};
-  const TensorView here_du = tape.temp(here, compute, "d moe.here_u"),
-                   here_dz = tape.temp(here, compute, "d moe.here_z"),
-                   here_dweights = tape.temp(
-                       {tokens_here_, options_.top_k}, precision_.stats, "d moe.here_weights");
-  ExchangePlan& plan = plan_of(tape);
-  exchange_->dispatch(plan, tape.backend(), here_du, du);
-  backward_here(tape, here_du, here_dz, here_dweights);
-  exchange_->combine(plan, tape.backend(), dz, here_dz);
-  exchange_->combine(plan, tape.backend(), dweights, here_dweights);
-}
-
-// Where the experts are; SPEC 4.4: r = W2^T du before the weight gives dw = <r, h>.
-void MoeLayer::backward_here(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights) {
-  const DType compute = precision_.compute;
-  const ConstTensorView gate_up = tape.in(a_.gate_up), offsets = tape.in(a_.offsets),
-                        xs = tape.in(a_.xs);
-  for (const ActId id : {a_.token_of_row, a_.here_weights, a_.row_of_assignment})
-    tape.in(id);
-  const std::int64_t rows = gate_up.dim(0), f = options_.inner, l = du.dim(1);
-  const ParameterStore& params = tape.context().params;
-  const Tape::Scope scope(tape);  // by far the most that a layer takes
-
-  const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
-  tape.run(combine_rows_backward(dys, du, tape.in(a_.token_of_row), offsets));
-  const TensorView r = tape.temp({rows, f}, compute, "d moe.h");
-  {
-    const WeightLease w = tape.weight(w2_);
-    tape.run(GroupedLinearBackwardInput{.dx = r,
-                                        .dy = dys,
-                                        .w = w.view(),
-                                        .offsets = offsets,
-                                        .slot_of_expert = params.slot_of_member(w2_)});
+void MoeLayer::backward_all(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights) {
+  if (exchange_ != nullptr) return backward_exchange(tape, du, dz, dweights);
+  const SortedRows sorted = sorted_rows(tape);
+  const ExpertInputs inputs{.xs = tape.in(a_.xs), .gate_up = tape.in(a_.gate_up)};
+  if (options_.gradient_rows != RowFormat::plain) {
+    const TensorView rounded = tape.temp(du.shape(), du.dtype(), "d moe.here_u");
+    round_rows(tape, rounded, du);
+    du = rounded;
   }
-  const TensorView row_weight = tape.temp({rows}, precision_.stats, "moe.row_weight");
-  tape.run(RowWeightForward{.row_weight = row_weight,
-                            .weights = tape.in(a_.here_weights),
-                            .row_of_assignment = tape.in(a_.row_of_assignment)});
-  const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
-  const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
-  const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
-  tape.run(GluBackward{.dgate_up = dgate_up,
-                       .drow_weight = drow_weight,
-                       .h = weighted_h,
-                       .dh = r,
-                       .gate_up = gate_up,
-                       .row_weight = row_weight,
-                       .row_count = rows_in_use(offsets),
-                       .activation = options_.activation,
-                       .weight_h = true});
-  if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw2,
-                                    .dy = dys,
-                                    .x = weighted_h,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w2_)});
-  }
-  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw13,
-                                    .dy = dgate_up,
-                                    .x = xs,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w13_)});
-  }
-  tape.run(RowWeightBackward{.dweights = dweights,
-                             .drow_weight = drow_weight,
-                             .row_of_assignment = tape.in(a_.row_of_assignment)});
-  // The gradients of the outputs are spent, unless weight gradients wait for them.
-  const bool spent = tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once;
-  const TensorView dxs = spent ? dys : tape.temp({rows, l}, compute, "d moe.xs");
-  {
-    const WeightLease w = tape.weight(w13_);
-    tape.run(GroupedLinearBackwardInput{.dx = dxs,
-                                        .dy = dgate_up,
-                                        .w = w.view(),
-                                        .offsets = offsets,
-                                        .slot_of_expert = params.slot_of_member(w13_)});
-  }
-  CombineRows sum = dispatch_rows_backward(dz, dxs, tape.in(a_.row_of_assignment));
-  sum.token_count = count_here(tape);
-  tape.run(sum);
+  backward_here(tape, sorted, inputs, du, dz, dweights);
 }
 
 void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {

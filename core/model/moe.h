@@ -19,7 +19,9 @@ std::int64_t capacity_of(const MoeOptions& options, std::int64_t tokens);
 ///
 /// With expert parallelism (Bounds::exchange) a rank holds some of the experts: z travels to the ranks of its experts, which
 /// sort the rows that came and form their part of u; the parts are added up where the token is. Routing, balancing and the
-/// projections stay with the token.
+/// projections stay with the token. Where the buffers of the exchange do not hold the rows of any routing it may take several
+/// passes (ExchangeOptions::buffer_factor): the first one is like the only one; the others keep nothing and are computed again
+/// in backward, from z where the token is and through the same plan.
 ///
 /// With Axis::etp the inner width of the experts is split: the ranks along it gather their z and choices (Bounds::
 /// expert_slices), all form their shares of u for all of them, and each receives the sum for its own tokens.
@@ -62,8 +64,11 @@ class MoeLayer : public Module {
     ActId all_x, shared;  // of the shared experts, along Axis::tp
     // Tokens at their experts: those of this rank, or what the exchange brought.
     ActId plan, here_topk, here_weights, here_count, here_z, here_u;
+    ActId returned;  // parts of u from further passes
   };
   const Activations& activations() const noexcept { return a_; }
+  /// Passes of the exchange beyond the first of each micro-batch, of all forward passes so far.
+  std::int64_t further_passes() const noexcept { return further_passes_; }
   /// A choice to replay in the next forward passes, i32 [T, k]; empty = choose.
   void set_given(ConstTensorView given) { given_ = given; }
 
@@ -85,19 +90,82 @@ class MoeLayer : public Module {
                            ConstTensorView own,
                            const char* tag) const;
   void declare_routing(TapeSpec& tape, std::int64_t tokens);
-  void declare_exchange(TapeSpec& tape, const Bounds& bounds);
+  void declare_expert_input(TapeSpec& tape, std::int64_t tokens);
+  void declare_departure(TapeSpec& tape);
+  void declare_arrival(TapeSpec& tape);
+  void declare_dispatch(TapeSpec& tape);
   void declare_sort(TapeSpec& tape);
-  void declare_experts(TapeSpec& tape, std::int64_t tokens);
+  void declare_experts(TapeSpec& tape);
   void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
   RouterLosses losses(Tape& tape) const;
   void count(Tape& tape);
-  /// Sums over a token's rows, where its experts are.
-  void combine_here(Tape& tape, TensorView u) const;
-  ConstTensorView count_here(Tape& tape) const;
+
+  // --- where the experts are
+  /// What came with the rows of a pass (without exchange: of all tokens), sorted by expert.
+  struct SortedRows {
+    ConstTensorView weights;  ///< [tokens here, k]
+    ConstTensorView count;    ///< of tokens here; empty = all
+    ConstTensorView offsets, row_of_assignment, token_of_row;
+  };
+  /// What backward needs of the experts' forward, expert by expert.
+  struct ExpertInputs {
+    ConstTensorView xs, gate_up;
+  };
+  /// Where the first pass of backward reads, and z for the others.
+  struct FirstPass {
+    SortedRows sorted;
+    ExpertInputs inputs;
+    ConstTensorView all_z;
+  };
+  /// [tokens here, …]: what came, and what goes back.
+  struct ArrivedGradients {
+    TensorView du, dz, dweights;
+  };
+  /// Memory of a further pass.
+  struct PassMemory {
+    TensorView topk, weights, count, offsets, row_of_assignment, token_of_row, xs;
+  };
+  std::int64_t experts_here() const;
+  std::int64_t row_width() const { return options_.latent > 0 ? options_.latent : options_.hidden; }
+  /// Of the first pass, from the tape.
+  SortedRows sorted_rows(Tape& tape) const;
+  /// rows as they arrive in fp8.
+  void round_rows(Tape& tape, TensorView rounded, ConstTensorView rows) const;
+  /// gate_up may be empty; without h it alone is formed.
+  void gate_and_activate(Tape& tape,
+                         TensorView h,
+                         TensorView gate_up,
+                         ConstTensorView xs,
+                         ConstTensorView offsets) const;
+  void down(Tape& tape, TensorView ye, ConstTensorView h, ConstTensorView offsets) const;
+  /// u = sums over a token's rows.
+  void combine_here(Tape& tape, TensorView u, ConstTensorView ye, const SortedRows& rows) const;
+  void backward_here(Tape& tape,
+                     const SortedRows& rows,
+                     const ExpertInputs& from,
+                     ConstTensorView du,
+                     TensorView dz,
+                     TensorView dweights);
+
+  // --- the exchange
   ExchangePlan& plan_of(Tape& tape) const { return tape.host<ExchangePlan>(plan_); }
+  EnteredRows enter(Tape& tape, ConstTensorView rows, RowFormat format) const;
+  PassMemory pass_memory(Tape& tape, TensorView xs) const;
+  SortedRows bring(
+      Tape& tape, int pass, const PassMemory& to, TensorView landing, const EnteredRows& z) const;
+  void further_passes(Tape& tape, TensorView returned, ConstTensorView all_z) const;
+  void combine_exchanged(Tape& tape, TensorView u);
   TensorView backward_experts(Tape& tape, ConstTensorView du, TensorView dweights);
+  /// From du [tokens, l] to dz; fills dweights. With experts elsewhere through backward_exchange().
+  void backward_all(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
   void backward_exchange(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
-  void backward_here(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
+  void backward_passes(Tape& tape,
+                       const FirstPass& first,
+                       const ArrivedGradients& here,
+                       ConstTensorView du,
+                       TensorView dz,
+                       TensorView dweights);
+
   void backward_router(Tape& tape, ConstTensorView dweights, TensorView dx);
 
   MoeOptions options_;         // inner: of this rank
@@ -113,6 +181,7 @@ class MoeLayer : public Module {
   std::int64_t expert_tokens_ = 0;                  // of the ranks along Axis::etp together
   std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are
   HostId plan_;
+  std::int64_t further_passes_ = 0;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
   BufferId bias_, counts_, histogram_, frequency_;
   std::unique_ptr<GatedMlp> shared_;

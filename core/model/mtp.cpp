@@ -2,7 +2,6 @@
 
 #include "kernels/ops/concat.h"
 #include "kernels/ops/elementwise.h"
-#include "kernels/ops/embedding.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
 
@@ -24,7 +23,7 @@ DecoderLayerOptions layer_options(const ModelOptions& o) {
 MtpModule::MtpModule(ParameterStore& params,
                      const std::string& prefix,
                      const ModelOptions& options,
-                     StorageId embedding,
+                     const TokenEmbedding& embedding,
                      const VocabHead& head)
     : options_(options), precision_(params.precision()), embedding_(embedding), head_(head) {
   const std::int64_t d = options.hidden;
@@ -51,9 +50,7 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   u_ = front_->activation("mtp.u", {tokens, 2 * options_.hidden}, compute);
   x_ = front_->activation("mtp.x", shape, compute);
   front_->step("mtp.embed", {}, {e_}, [this](Tape& t) {
-    const WeightLease table = t.weight(embedding_);
-    t.run(EmbeddingForward{
-        .y = t.out(e_), .ids = own_rows(slices_, t.sequence().mtp_tokens), .table = table.view()});
+    embedding_.forward(t, slices_, t.sequence().mtp_tokens, t.out(e_));
   });
   const auto norm_step = [this](const char* name, ActId x, ActId y, ActId rho, StorageId weight) {
     front_->step(name, {x}, {y, rho}, [this, x, y, rho, weight](Tape& t) {
@@ -97,8 +94,9 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
       [this](Tape& t) {
         RunContext& c = t.context();
         head_.loss(t,
+                   slices_,
                    t.in(n_),
-                   {.targets = own_rows(slices_, c.sequence.mtp_targets),
+                   {.targets = c.sequence.mtp_targets,
                     .divisor = step_scalar(c.step_scalars, StepScalar::mtp_divisor),
                     .loss_sum = loss_slot(c.losses, Loss::mtp),
                     .scale = options_.mtp_weight},
@@ -156,10 +154,7 @@ void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) 
                           .x = t.in(e_),
                           .weight = we.view(),
                           .inv_rms = t.in(e_inv_rms_)});
-    if (const TensorView dtable = t.grad(embedding_); !dtable.empty()) {
-      t.run(EmbeddingBackward{
-          .dtable = dtable, .ids = own_rows(slices_, t.sequence().mtp_tokens), .dy = de});
-    }
+    embedding_.backward(t, slices_, t.sequence().mtp_tokens, de);
     t.run(RmsNormBackward{.dx = dhidden,
                           .dweight = t.grad(hnorm_),
                           .dy = dh,

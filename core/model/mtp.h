@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "core/model/decoder_layer.h"
+#include "core/model/embedding.h"
 #include "core/model/head.h"
 #include "core/model/options.h"
 
@@ -14,7 +15,7 @@ class MtpModule {
   MtpModule(ParameterStore& params,
             const std::string& prefix,
             const ModelOptions& options,
-            StorageId embedding,
+            const TokenEmbedding& embedding,
             const VocabHead& head);
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   std::size_t slot_bytes() const;
@@ -38,7 +39,8 @@ class MtpModule {
   const ModelOptions options_;
   Precision precision_;
   const TokenSlices* slices_ = nullptr;  // of the micro-batches planned last
-  StorageId embedding_, eh_proj_, enorm_, hnorm_, norm_;
+  StorageId eh_proj_, enorm_, hnorm_, norm_;
+  const TokenEmbedding& embedding_;
   const VocabHead& head_;
   std::unique_ptr<DecoderLayer> layer_;
   std::unique_ptr<TapeSpec> front_, back_;

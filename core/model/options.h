@@ -7,6 +7,7 @@
 #include "kernels/ops/glu.h"
 #include "kernels/ops/router.h"
 #include "kernels/ops/sparse_mla.h"
+#include "parallel/dispatch/exchange.h"
 
 namespace moesaic {
 
@@ -82,6 +83,9 @@ struct MoeOptions {
   std::int64_t histogram_bins = 1001;
   AuxLoss aux_loss = AuxLoss::none;
   double aux_weight = 0, z_weight = 0;
+  /// How z and the gradients of u go to the experts. Rows are rounded so even where they stay on their rank: every layout
+  /// computes the same.
+  RowFormat rows = RowFormat::plain, gradient_rows = RowFormat::plain;
   double eps = 1e-5;
   double init_std = 0.02;
 };

@@ -88,25 +88,6 @@ std::vector<pipeline::LayerRange> layers_of(const config::Config& config, const 
                    config.parallel.layers, chunks, config.model.num_hidden_layers);
 }
 
-pipeline::BundlePlan bundles_of(const ModelPlan& plan,
-                                const ModelOptions& options,
-                                const pipeline::Placement& placement,
-                                const std::vector<pipeline::LayerRange>& chunks) {
-  const std::vector<LayerResidual> residuals = plan_residuals(options);
-  std::vector<int> origins;
-  for (std::size_t c = 0; c < chunks.size(); ++c) {
-    for (auto l = chunks[c].begin; l < chunks[c].end; ++l) {
-      const LayerResidual& r = residuals[static_cast<std::size_t>(l)];
-      origins.insert(origins.end(),
-                     static_cast<std::size_t>(r.bank_size_after() - r.bank_size),
-                     static_cast<int>(c));
-    }
-  }
-  const Shape shape{plan.micro_batch_tokens, options.hidden};
-  const DType compute = plan.precision.compute;
-  return {placement, {shape, compute, compute}, {shape, compute, plan.precision.stats}, origins};
-}
-
 std::int64_t parameters_beside_layers(const ModelPlan& plan, bool is_first, bool is_last) {
   std::int64_t first = 0, last = plan.mtp.all;
   for (const PartPlan& part : plan.parts) {
@@ -219,10 +200,63 @@ std::vector<config::Finding> pipeline_findings(const config::Config& config) {
   return {};
 }
 
+StageShare PipelineLayout::share(int stage) const {
+  if (placement.stages() == 1) return {};
+  StageShare share;
+  for (const int c : placement.chunks_of(stage))
+    share.chunks.push_back({chunks[at(c)], c == 0, c + 1 == placement.num_chunks()});
+  return share;
+}
+
+pipeline::BundlePlan PipelineLayout::bundles(const ModelOptions& options,
+                                             const Precision& precision,
+                                             std::int64_t tokens) const {
+  const std::vector<LayerResidual> residuals = plan_residuals(options);
+  std::vector<int> origins;
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    for (auto l = chunks[c].begin; l < chunks[c].end; ++l) {
+      const LayerResidual& r = residuals[static_cast<std::size_t>(l)];
+      origins.insert(origins.end(),
+                     static_cast<std::size_t>(r.bank_size_after() - r.bank_size),
+                     static_cast<int>(c));
+    }
+  }
+  const Shape shape{tokens, options.hidden};
+  const DType compute = precision.compute;
+  return {placement, {shape, compute, compute}, {shape, compute, precision.stats}, origins};
+}
+
+PipelineLayout pipeline_layout(const config::Config& config) {
+  if (config.parallel.pp == 1) {
+    return {.placement = {pipeline::Placement::Form::loop, 1, 1},
+            .chunks = {{0, config.model.num_hidden_layers}}};
+  }
+  const ModelPlan plan = make_plan(config);
+  const std::size_t phase = main_phase(plan);
+  const Operations costs = operations(plan,
+                                      model_options(config),
+                                      config::phase_extents(config)[phase].sequence_length,
+                                      plan.phases[phase].dense_warmup);
+  return {.placement = pipeline_schedule(config, 1).placement, .chunks = layers_of(config, costs)};
+}
+
+StageShare stage_share(const config::Config& config, const MeshPosition& position) {
+  if (position.extent(Axis::pp) == 1) return {};
+  return pipeline_layout(config).share(position.coordinate(Axis::pp));
+}
+
+pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches) {
+  return pipeline::make_schedule(
+      kind_of(config.parallel.schedule),
+      {.stages = static_cast<int>(config.parallel.pp),
+       .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
+       .micro_batches = static_cast<int>(std::max<std::int64_t>(1, micro_batches))});
+}
+
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
                                                const ModelPlan& plan) {
   if (config.parallel.pp == 1) return std::nullopt;
-  const ModelOptions options = model_options(config.model, config.train);
+  const ModelOptions options = model_options(config);
   const std::vector<config::PhaseExtent> extents = config::phase_extents(config);
   const pipeline::Kind kind = kind_of(config.parallel.schedule);
   const auto operations_of = [&](std::size_t phase) {
@@ -242,7 +276,9 @@ std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
                          pipeline::Costs::unit(result.schedule.placement.num_chunks()))
           .bubble_fraction();
   result.slots = pipeline::count_slots(result.schedule);
-  fill_chunks(result, plan, ranges, bundles_of(plan, options, result.schedule.placement, ranges));
+  const PipelineLayout layout{.placement = result.schedule.placement, .chunks = ranges};
+  fill_chunks(
+      result, plan, ranges, layout.bundles(options, plan.precision, plan.micro_batch_tokens));
   for (const auto& list : result.schedule.ranks) {
     result.activation_bytes.emplace_back();
     if (plan.activation_bytes)

@@ -5,7 +5,10 @@
 
 #include "core/config/check.h"
 #include "core/config/config.h"
+#include "core/model/options.h"
 #include "core/model/plan.h"
+#include "core/model/stage_share.h"
+#include "parallel/mesh.h"
 #include "parallel/pipeline/bundle.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/schedule.h"
@@ -55,6 +58,25 @@ struct PipelinePlan {
 /// What is wrong with the pipeline of a configuration (parallel.pp above 1): sizes that the schedule does not have,
 /// chunks without layers, a list of layers that does not fit. Empty for one stage.
 std::vector<config::Finding> pipeline_findings(const config::Config& config);
+
+/// Where the chunks of a model lie; the same on all ranks and in all phases.
+struct PipelineLayout {
+  pipeline::Placement placement{pipeline::Placement::Form::loop, 1, 1};
+  std::vector<pipeline::LayerRange> chunks;  ///< of the whole model, in order
+
+  /// What a stage holds; the whole model when there is one stage.
+  StageShare share(int stage) const;
+  /// What crosses the boundaries for micro-batches of `tokens` tokens.
+  pipeline::BundlePlan bundles(const ModelOptions& options,
+                               const Precision& precision,
+                               std::int64_t tokens) const;
+};
+/// For a configuration without pipeline_findings().
+PipelineLayout pipeline_layout(const config::Config& config);
+/// What a rank holds of the model; all of it without a layout, whatever the configuration says.
+StageShare stage_share(const config::Config& config, const MeshPosition& position);
+/// The schedule of a step of `micro_batches` micro-batches.
+pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches);
 
 /// Plans the pipeline of a configuration without pipeline_findings(); `plan` is its make_plan(). Nothing for one stage. An
 /// empty parallel.dp counts as 1.

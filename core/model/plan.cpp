@@ -279,7 +279,7 @@ ModelPlan make_plan(const config::Config& config) {
   plan.precision = precision_of(config, config.run.device != config::DeviceChoice::cpu);
   plan.sequence_length = config.data.sequence_length;
   plan.micro_batch_tokens = times(config.train.micro_batch_size, plan.sequence_length);
-  const ModelOptions options = model_options(config.model, config.train);
+  const ModelOptions options = model_options(config);
   ParameterStore params(plan.precision);
   Model model(params, options);
 

@@ -162,10 +162,19 @@ std::size_t ParameterStore::gradient_group_of(const Storage& storage) {
   for (const ParamId p : storage.params)
     MOESAIC_CHECK(spec(p).placement.gradient_axes() == axes,
                   "the gradients of '" + storage.name + "' are not summed over the same ranks");
+  const bool may_shard = !spec(storage.params.front()).has_copy;
+  const auto weight_dtype = [&](StoredAs as) {
+    return as == StoredAs::compute ? precision_.compute : precision_.stats;
+  };
   for (std::size_t g = 0; g < gradient_groups_.size(); ++g) {
-    if (position_.same_ranks(gradient_groups_[g].axes, axes)) return g;
+    const GradientGroup& group = gradient_groups_[g];
+    // Weights of one bucket are gathered as one tensor.
+    if (sharding_ &&
+        (weight_dtype(group.stored_as) != storage.dtype || group.may_shard != may_shard))
+      continue;
+    if (position_.same_ranks(group.axes, axes)) return g;
   }
-  gradient_groups_.push_back({axes, 0, 0});
+  gradient_groups_.push_back({axes, storage.stored_as, 0, 0, may_shard});
   return gradient_groups_.size() - 1;
 }
 
@@ -206,6 +215,7 @@ void ParameterStore::place_gradients() {
           grad_memory_.view(storages_[i].shape,
                             precision_.grad,
                             static_cast<std::size_t>(at) * byte_size(precision_.grad));
+      storages_[i].grad_begin = at;
       at += elements(i);
     }
     gradient_groups_[g].end = at;
@@ -216,7 +226,7 @@ void ParameterStore::place_gradients() {
 std::size_t ParameterStore::extra_master_bytes(const Storage& storage) const {
   if (storage.dtype == precision_.master) return 0;
   return byte_size(precision_.split_masters ? DType::u16 : precision_.master) *
-         static_cast<std::size_t>(storage.shape.numel());
+         static_cast<std::size_t>(storage.own.end - storage.own.begin);
 }
 
 void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
@@ -231,29 +241,20 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     param_place_[i].trained = ever_trained[i] != 0;
     param_place_[i].frozen = ever_trained[i] == 0;
   }
-  std::size_t weight_bytes = 0, master_bytes = 0, slot_bytes = 0;
+  place_gradients();
+  deal_state();
+  place_weights();
+  std::size_t master_bytes = 0, slot_bytes = 0;
   for (const auto& s : storages_) {
-    weight_bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
     master_bytes += aligned(extra_master_bytes(s));
     slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
   }
-  weight_memory_ = allocate(weight_bytes, "weights");
   if (master_bytes > 0) master_memory_ = allocate(master_bytes, "master weights");
-  place_gradients();
   if (slot_bytes > 0) slot_memory_ = allocate(slot_bytes, "expert slots");
 
-  std::size_t w = 0, m = 0, t = 0;
+  std::size_t m = 0, t = 0;
   for (auto& s : storages_) {
-    const auto n = static_cast<std::size_t>(s.shape.numel());
-    s.weight = weight_memory_.view(s.shape, s.dtype, w);
-    w += aligned(byte_size(s.dtype) * n);
-    if (s.dtype == precision_.master) {
-      s.master = s.weight;
-    } else if (precision_.split_masters) {
-      s.remainder = master_memory_.view(s.shape, DType::u16, m);
-    } else {
-      s.master = master_memory_.view(s.shape, precision_.master, m);
-    }
+    place_masters(s, m);
     m += aligned(extra_master_bytes(s));
     if (s.members > 0) {
       s.slots = slot_memory_.view({s.members}, DType::i32, t);
@@ -283,18 +284,22 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     const ParameterSpec& spec = params_[i];
-    const LocalBlock& block = place(id).block;
     for (std::int64_t e = 0; e < members_here(id); ++e) {
-      run(backend,
-          InitialValues{.y = weight(id, e),
-                        .copy = masters_are_weights(id) ? TensorView() : master(id, e),
-                        .remainder = remainder(id, e),
-                        .kind = spec.init.kind,
-                        .a = spec.init.a,
-                        .b = spec.init.b,
-                        .key = mix64(seed ^ hash_name(member_name(id, e))),
-                        .whole = spec.shape,
-                        .begin = block.offset});
+      InitialValues values{.y = weight(id, e),
+                           .kind = spec.init.kind,
+                           .a = spec.init.a,
+                           .b = spec.init.b,
+                           .key = mix64(seed ^ hash_name(member_name(id, e))),
+                           .whole = spec.shape,
+                           .begin = place(id).block.offset};
+      if (!owns_whole(id, e)) run(backend, values);
+      const Piece piece = own_piece(id, e);
+      if (piece.is_empty()) continue;
+      values.y = own_weight(id, e);
+      values.copy = masters_are_weights(id) ? TensorView() : master(id, e);
+      values.remainder = remainder(id, e);
+      values.begin = piece.block.offset;
+      run(backend, values);
     }
   }
   Stream& stream = stream_of(backend);
@@ -358,12 +363,6 @@ TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t
 TensorView ParameterStore::weight(ParamId id, std::int64_t member) const {
   return box(at(storage_of(id)).weight, id, member);
 }
-TensorView ParameterStore::master(ParamId id, std::int64_t member) const {
-  return box(at(storage_of(id)).master, id, member);
-}
-TensorView ParameterStore::remainder(ParamId id, std::int64_t member) const {
-  return box(at(storage_of(id)).remainder, id, member);
-}
 TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
   return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);
 }
@@ -384,8 +383,7 @@ void ParameterStore::zero_grads(Stream& stream) const {
 }
 
 bool ParameterStore::masters_are_weights(ParamId id) const {
-  const Storage& s = at(storage_of(id));
-  return s.master.data() == s.weight.data();
+  return at(storage_of(id)).dtype == precision_.master;
 }
 
 }  // namespace moesaic

@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/tensor.h"
@@ -79,6 +81,9 @@ struct ParameterSpec {
   std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
   BufferId
       use_counts;  ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
+  bool has_copy =
+      false;  ///< another pipeline stage holds it too; both keep its whole state, which is never sharded
+  bool is_copy = false;  ///< the other stage speaks for it
   std::int64_t count() const { return shape.numel() * (members > 0 ? members : 1); }
 };
 
@@ -115,6 +120,15 @@ class WeightLease {
   ConstTensorView view_;
 };
 
+/// How masters and optimizer state are dealt to the ranks that sum a gradient, each of which keeps and updates its own
+/// part (ZeRO-1). Parts are cut between rows; what is named here stays in one piece.
+struct StateSharding {
+  std::int64_t bucket_bytes = std::int64_t{32} << 20;  ///< least gradients that are summed at once
+  bool whole_matrices = false;  ///< parameters declared with `matrix` are cut between members only
+  std::vector<std::pair<std::string, std::string>>
+      together;  ///< pairs of single tensors, by name, that need one owner and no cut
+};
+
 /// All persistent tensors of a model on one rank. First declare, then seal() once; no allocation afterwards.
 ///
 /// A *storage* is what kernels read: [rows, cols] or, for families, [slots, rows, cols]. A logical parameter is a range
@@ -143,6 +157,8 @@ class ParameterStore {
   StorageId declare(ParameterSpec spec);
   BufferId declare_buffer(BufferSpec spec);
 
+  /// Before seal(). Without it, and where a gradient is not summed over ranks, every rank keeps all state of what it holds.
+  void shard_state(StateSharding sharding);
   /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
   /// one is an error that names them).
   void seal(Device device, std::span<const char> ever_trained = {});
@@ -170,6 +186,9 @@ class ParameterStore {
   /// Parameters of a storage in the order of their rows; with members, each member holds all of them in turn.
   std::span<const ParamId> params_of(StorageId id) const { return at(id).params; }
   TensorView storage_weight(StorageId id) const { return at(id).weight; }
+  /// Elements [begin, end) of a storage whose masters and optimizer state live on this rank; all of it unless sharded.
+  const FlatRange& own_range(StorageId id) const { return at(id).own; }
+  /// Of the own range; flat when that is not the whole.
   TensorView storage_master(StorageId id) const { return at(id).master; }
   TensorView storage_remainder(StorageId id) const { return at(id).remainder; }
 
@@ -185,20 +204,35 @@ class ParameterStore {
   /// What this rank holds of every member, in the coordinates of the whole member.
   const LocalBlock& block_of_member(ParamId id) const { return place(id).block; }
   bool holds_whole_members(ParamId id) const { return place(id).block.extent == spec(id).shape; }
-  /// Whether this rank speaks for its block among the ranks of its stage that hold the same.
-  bool speaks_for(ParamId id) const { return moesaic::speaks_for(spec(id).placement, position_); }
+  /// Whether this rank speaks for its block among all ranks that hold the same.
+  bool speaks_for(ParamId id) const {
+    return !spec(id).is_copy && moesaic::speaks_for(spec(id).placement, position_);
+  }
   std::string member_name(ParamId id, std::int64_t member) const;
-  /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the master that
-  /// the optimizer updates (the same memory when the types agree), the gradient. A split master is weight and remainder
-  /// (u16) together, and master() is empty; otherwise remainder() is.
+  /// The member's box as the 2-d (or the parameter's own) shape, contiguous: the copy that kernels read, the gradient.
   TensorView weight(ParamId id, std::int64_t member) const;
+  TensorView gradient(ParamId id, std::int64_t member) const;
+  /// Whether several ranks share this parameter's masters and optimizer state.
+  bool is_sharded(ParamId id) const { return at(storage_of(id)).is_sharded; }
+  /// What of a member this rank keeps state for: some of its rows, or all, or nothing.
+  struct Piece {
+    std::int64_t begin = 0, end = 0;  ///< elements of the storage
+    LocalBlock block;                 ///< in the coordinates of the whole member
+    bool is_empty() const noexcept { return begin == end; }
+  };
+  Piece own_piece(ParamId id, std::int64_t member) const;
+  bool owns_whole(ParamId id, std::int64_t member) const {
+    const Piece piece = own_piece(id, member);
+    return !piece.is_empty() && piece.block.extent == block_of_member(id).extent;
+  }
+  /// Of the own piece, in its shape, empty when that is: the master that the optimizer updates (the weight itself when the
+  /// types agree). A split master is weight and remainder (u16) together, and master() is empty; otherwise remainder() is.
   TensorView master(ParamId id, std::int64_t member) const;
   TensorView remainder(ParamId id, std::int64_t member) const;
-  TensorView gradient(ParamId id, std::int64_t member) const;
-  /// The same part of any memory with the layout of the whole storage (optimizer state).
-  TensorView part_of(const TensorView& storage, ParamId id, std::int64_t member) const {
-    return box(storage, id, member);
-  }
+  TensorView own_weight(ParamId id, std::int64_t member) const;
+  TensorView own_gradient(ParamId id, std::int64_t member) const;  ///< also empty while frozen
+  /// The own piece in any memory with the layout of the storage's own range (optimizer state).
+  TensorView part_of(const TensorView& own, ParamId id, std::int64_t member) const;
   StorageId storage_of(ParamId id) const { return place(id).storage; }
   ParamId find(const std::string& name) const;  ///< by declared name; invalid when absent
 
@@ -213,12 +247,24 @@ class ParameterStore {
   /// Gradients that are summed over the same ranks lie together, in declaration order; groups in the order of their first
   /// storages. Known after seal(). There is one group unless the layout treats some parameters differently.
   struct GradientGroup {
-    std::vector<Axis> axes;           ///< over which they are summed
-    std::int64_t begin = 0, end = 0;  ///< elements of all_grads()
+    std::vector<Axis> axes;                  ///< over which they are summed
+    StoredAs stored_as = StoredAs::compute;  ///< of the weights, when state is sharded
+    std::int64_t begin = 0, end = 0;         ///< elements of all_grads()
+    bool may_shard = true;                   ///< see ParameterSpec::has_copy
   };
   std::span<const GradientGroup> gradient_groups() const noexcept { return gradient_groups_; }
   /// Where the gradients of a group's storages from `first` on begin in all_grads(), in elements.
   std::int64_t gradients_begin(std::size_t group, StorageId first) const;
+  /// Gradients that are summed at once, and cut into a part for each rank of their group: rank p of it keeps the state of
+  /// elements [bounds[p], bounds[p + 1]), counted from `begin`. Weights lie as gradients do. Groups in order, the buckets of
+  /// each from its end; none without shard_state() or several ranks.
+  struct Bucket {
+    std::size_t group = 0;
+    std::int64_t begin = 0, end = 0;  ///< elements of all_grads()
+    std::vector<std::int64_t> bounds;
+    TensorView weights;  ///< flat
+  };
+  std::span<const Bucket> buckets() const noexcept { return buckets_; }
   void zero_grads(Stream& stream) const;
   /// Whether master and weight are the same memory.
   bool masters_are_weights(ParamId id) const;
@@ -235,6 +281,9 @@ class ParameterStore {
     TensorView weight, master, remainder, grad, slots;
     std::vector<ParamId> params;
     std::size_t gradient_group = 0;
+    std::int64_t grad_begin = 0;  // elements of all gradients
+    FlatRange own;
+    bool is_sharded = false;
   };
   struct Place {
     StorageId storage;
@@ -248,7 +297,12 @@ class ParameterStore {
   std::size_t gradient_group_of(const Storage& storage);
   bool is_trained(const Storage& storage) const;
   void place_gradients();
+  void deal_state();
+  void deal_group(std::size_t group);
+  void place_weights();
+  void place_masters(Storage& storage, std::size_t at);
   std::size_t extra_master_bytes(const Storage& storage) const;
+  TensorView piece_of(const TensorView& view, const Piece& piece, std::int64_t first) const;
   TensorView box(const TensorView& whole, ParamId id, std::int64_t member) const;
   Storage& at(StorageId id) { return storages_[static_cast<std::size_t>(id.index)]; }
   const Storage& at(StorageId id) const { return storages_[static_cast<std::size_t>(id.index)]; }
@@ -265,6 +319,8 @@ class ParameterStore {
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
   TensorView grads_;
   std::vector<GradientGroup> gradient_groups_;
+  std::optional<StateSharding> sharding_;
+  std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
 };
 

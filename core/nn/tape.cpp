@@ -68,7 +68,8 @@ void TapeSpec::step(const std::string& name,
                     StepKind kind) {
   const int index = static_cast<int>(steps_.size());
   for (const ActId r : reads) {
-    const auto& a = activations_[static_cast<std::size_t>(r.index)];
+    auto& a = activations_[static_cast<std::size_t>(r.index)];
+    a.is_read = true;
     MOESAIC_CHECK(a.is_input || a.producer >= 0,
                   fmt::format("step '{}' reads '{}' before it is written", name, a.name));
   }
@@ -177,9 +178,10 @@ ConstTensorView Tape::in(ActId id) {
     for (const ActId r : step.reads)
       in(r);
     ++replays_;
-    const bool outer = std::exchange(replaying_, true);
+    const ActId outer = std::exchange(replayed_, id);
     step.run(*this);
-    replaying_ = outer;
+    replayed_ = outer;
+    MOESAIC_CHECK(!transient_[i].empty(), fmt::format("'{}' was left out of its replay", a.name));
   }
   return transient_[i];
 }
@@ -187,11 +189,26 @@ ConstTensorView Tape::in(ActId id) {
 TensorView Tape::out(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
   const auto& a = spec_->activations()[i];
-  if (a.keep == Keep::save && !replaying_) return saved_view(id);
+  if (a.keep == Keep::save && !replayed_.valid()) return saved_view(id);
   // Saved values are never written again: a replayed step that also produces them writes elsewhere.
   if (transient_[i].empty())
     transient_[i] = context().transient.take(a.shape, a.dtype, a.name.c_str());
   return transient_[i];
+}
+
+TensorView Tape::reuse(ActId id) {
+  const auto i = static_cast<std::size_t>(id.index);
+  const auto& a = spec_->activations()[i];
+  MOESAIC_CHECK(!a.is_input && !replayed_.valid(), fmt::format("'{}' is not to be reused", a.name));
+  if (a.keep == Keep::save) return saved_view(id);
+  MOESAIC_CHECK(!transient_[i].empty(), fmt::format("'{}' is reused unread", a.name));
+  return transient_[i];
+}
+
+bool Tape::is_wanted(ActId id) const {
+  if (replayed_.valid()) return replayed_.index == id.index;
+  const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];
+  return a.keep == Keep::save || a.is_read;
 }
 
 void Tape::forward(RunContext& context) {

@@ -73,6 +73,7 @@ class TapeSpec {
     Shape shape;
     DType dtype = DType::f32;
     bool is_input = false, pinned = false, passing = false;
+    bool is_read = false;  // by a step
     Keep keep = Keep::save;
     std::size_t offset = 0;
     int producer = -1;
@@ -150,11 +151,17 @@ class Tape {
   ConstTensorView in(ActId id);
   /// Where a step writes.
   TensorView out(ActId id);
+  /// In backward: the memory of an activation that was asked for before and is read no more, to be written with something
+  /// else. in() gives that from then on; nothing may be replayed from it.
+  TensorView reuse(ActId id);
   /// What TapeSpec::host_value() declared; T is the type that its maker made.
   template <class T>
   T& host(HostId id) const {
     return *static_cast<T*>(host_values_[static_cast<std::size_t>(id.index)].get());
   }
+  /// Whether somebody will read what the running step writes there: in forward a later step, or backward if it is saved; in
+  /// a replay, backward's in(). A step may leave out a result that is not wanted, and then must not call out() for it.
+  bool is_wanted(ActId id) const;
   RunContext& context() const;
   Backend& backend() const { return context().backend; }
   Stream& stream() const { return stream_of(context().backend); }
@@ -197,7 +204,7 @@ class Tape {
   std::vector<ConstTensorView> bound_;
   std::vector<std::shared_ptr<void>> host_values_;
   RunContext* context_ = nullptr;
-  bool replaying_ = false;
+  ActId replayed_;  // what the running replay is for
   int replays_ = 0;
   int scopes_ = 0;
 };

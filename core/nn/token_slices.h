@@ -24,7 +24,7 @@ class TokenSlices {
   /// This rank's run of a tensor of all tokens, [tokens, …].
   ConstTensorView own_rows(ConstTensorView whole) const;
 
-  /// whole [tokens, …] = the runs of all ranks; `own` [tokens / size, …]. Any dtype.
+  /// whole [tokens, …] = the runs of all ranks; `own` [tokens / size, …], which may be own_rows(whole). Any dtype.
   void gather(TensorView whole, ConstTensorView own, Stream& stream) const;
   /// own = this rank's run of the sum over ranks of `whole`, in rank order. f64, f32, bf16 (summed in f32, rounded once).
   void sum_to_own(TensorView own, ConstTensorView whole, Stream& stream) const;
@@ -45,10 +45,5 @@ class TokenSlices {
   int rank_, size_;
   Communicator* group_;
 };
-
-/// The same where tokens may not be cut (null).
-inline ConstTensorView own_rows(const TokenSlices* slices, ConstTensorView whole) {
-  return slices != nullptr ? slices->own_rows(whole) : whole;
-}
 
 }  // namespace moesaic

@@ -45,12 +45,14 @@ MethodChoice exchange_method(const config::Config& config,
       break;
   }
   const std::int64_t width = model.routed_expert_hidden_size.value_or(model.hidden_size);
+  // Smaller buffers need counts.
   return choose_method(nodes,
                        model.num_experts,
                        model.num_experts_per_token,
                        tokens,
                        width * static_cast<std::int64_t>(byte_size(precision.compute)),
-                       {});
+                       {},
+                       config.dispatch.buffer_factor > 0);
 }
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& config,
@@ -71,7 +73,9 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                       .experts = config.model.num_experts,
                       .choices = config.model.num_experts_per_token,
                       .max_tokens = tokens,
-                      .weights = precision.stats});
+                      .weights = precision.stats,
+                      .buffer_factor = config.dispatch.buffer_factor,
+                      .verify = config.dispatch.checksum});
 }
 
 }  // namespace moesaic

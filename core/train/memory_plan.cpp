@@ -6,6 +6,7 @@
 
 #include "comm/device_communicator.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
@@ -43,15 +44,23 @@ MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
-                       int ranks) {
-  const auto layout = std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks);
-  // Along Axis::cp the last rank sees the most keys.
-  const MeshPosition position(layout, (layout->extent(Axis::cp) - 1) * layout->extent(Axis::tp));
+                       int ranks,
+                       int rank) {
+  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks),
+                              rank);
+  const ModelOptions options = model_options(config);
   ParameterStore params(precision, position);
-  Model model(params, model_options(config.model, config.train));
+  Model model(params, options, stage_share(config, position));
   const std::vector<Phase> phases = make_phases(config);
+  if (auto sharding = state_sharding(config, model)) params.shard_state(*sharding);
   params.seal_pretend(device, ever_trained(phases, params));
-  Optimizer optimizer(params, optimizer_options(config.optimizer));
+  ParameterStore whole(precision);
+  if (position.extent(Axis::pp) > 1) {
+    const Model declared(whole, options);
+    whole.seal_pretend(device, ever_trained(phases, whole));
+  }
+  Optimizer optimizer(
+      params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
   const StepMemory step = measure_run(config,
                                       phases,
                                       documents,
@@ -64,6 +73,7 @@ MemoryPlan plan_memory(const config::Config& config,
 
   MemoryPlan plan;
   plan.device = device;
+  plan.ranks = ranks;
   plan.parts = params.memory_use();
   const auto state = optimizer.memory_use();
   plan.parts.insert(plan.parts.end(), state.begin(), state.end());
@@ -72,6 +82,9 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"scratch", step.scratch});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back(
+      {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
+  plan.parts.push_back({"pipeline bundles", step.bundles});
   plan.parts.push_back({"losses", kNumLosses * 8});
   plan.parts.erase(std::remove_if(plan.parts.begin(),
                                   plan.parts.end(),

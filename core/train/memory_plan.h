@@ -14,6 +14,7 @@ namespace moesaic {
 /// running the host code of its steps on a dry stream: the code that the run itself sizes its arenas with.
 struct MemoryPlan {
   Device device;
+  int ranks = 1;                  ///< of the layout that it is planned for
   std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
   std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
@@ -22,12 +23,13 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-/// Plans a configuration that can be trained, for that of `ranks` ranks in its layout that needs most. `documents`: of every source of
+/// Plans a configuration that can be trained, for `rank` of `ranks` ranks in its layout. `documents`: of every source of
 /// batches. No device is touched.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,
                        std::span<const data::DocumentBound> documents,
-                       int ranks);
+                       int ranks,
+                       int rank = 0);
 
 }  // namespace moesaic

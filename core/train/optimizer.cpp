@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include <fmt/format.h>
 
@@ -33,8 +34,10 @@ std::int64_t all_members(const ParameterSpec& spec) {
 }
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
-    : params_(params), options_(options) {
+Optimizer::Optimizer(ParameterStore& params,
+                     const OptimizerOptions& options,
+                     const ParameterStore* whole)
+    : params_(params), options_(options), split_(whole != nullptr) {
   const DType master = params.precision().master;
   entries_.resize(params.params().size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -43,16 +46,12 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
     entries_[i].muon = options.muon && spec.matrix;
     for (const auto& [axis, dim] : spec.placement.splits)
       split_ = split_ || params.position().extent(axis) > 1;
+    split_ = split_ || params.is_sharded(id_of(i));
   }
   whole_.emplace(params, [&](ParamId id) {
     return entry(id).trained && entry(id).muon && blocks_here(id).empty();
   });
-  std::int64_t num_partials = 0;
-  for (std::size_t s = 0; s < params.num_storages(); ++s) {
-    first_slot_.push_back(num_partials);
-    for (const ParamId id : params.params_of(storage_id(s)))
-      num_partials += entry(id).trained ? all_members(params.spec(id)) : 0;
-  }
+  const std::int64_t num_partials = place_partials(whole != nullptr ? *whole : params);
   allocate_state(master);
   // Phases may freeze any sets of parameters: no two need have been updated equally often.
   const auto max_groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(entries_.size()));
@@ -82,6 +81,23 @@ Optimizer::Optimizer(ParameterStore& params, const OptimizerOptions& options)
   member_scalars_ = member_memory_.view({most, kNumStepScalars}, master);
 }
 
+// Each trained tensor of the whole model has its place among the partials of the norm, the same one on all ranks.
+std::int64_t Optimizer::place_partials(const ParameterStore& whole) {
+  std::unordered_map<std::string, std::int64_t> first_of;  // by the first parameter of a storage
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < whole.num_storages(); ++s) {
+    const auto ids = whole.params_of(storage_id(s));
+    if (!ids.empty()) first_of[whole.spec(ids.front()).name] = all;
+    for (const ParamId id : ids)
+      all += whole.ever_trained(id) ? all_members(whole.spec(id)) : 0;
+  }
+  for (std::size_t s = 0; s < params_.num_storages(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    first_slot_.push_back(ids.empty() ? 0 : first_of.at(params_.spec(ids.front()).name));
+  }
+  return all;
+}
+
 void Optimizer::allocate_state(DType master) {
   states_.resize(params_.num_storages());
   std::int64_t elements = 0;
@@ -105,7 +121,9 @@ void Optimizer::allocate_state(DType master) {
       for (const ParamId id : ids)
         MOESAIC_CHECK(entry(id).trained == first.trained && entry(id).muon == first.muon,
                       "the parameters of a storage are optimised alike");
-      const std::int64_t n = params_.storage_weight(storage_id(s)).numel();
+      const FlatRange& own = params_.own_range(storage_id(s));
+      const std::int64_t n = own.end - own.begin;
+      if (n == 0) continue;
       if (first.trained && first.muon) take(states_[s].momentum, n);
       if (first.trained && !first.muon) {
         take(states_[s].m, n);
@@ -176,17 +194,34 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
   copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
 }
 
-// `partials`: of this rank's members, all parameters of each in turn.
-void Optimizer::sum_squares(Backend& backend, StorageId id, TensorView partials) {
+// Of `count` tensors of a storage from `first` on: all parameters of this rank's first member, then those of the second, …
+TensorView Optimizer::partials_of(StorageId id, std::int64_t first, std::int64_t count) const {
   const auto ids = params_.params_of(id);
-  const TensorView grad = params_.grad(id);
-  if (!grad.empty() && is_uniform(id))
-    return run(backend, SumOfSquares{.partials = partials, .x = grad});
+  const std::int64_t begin =
+      first_slot_[static_cast<std::size_t>(id.index)] +
+      params_.first_member(ids.front()) * static_cast<std::int64_t>(ids.size()) + first;
+  return partials_.rows(begin, begin + count);
+}
+
+// The partials of what this rank owns of a storage.
+void Optimizer::sum_squares(Backend& backend, StorageId id) {
+  const auto ids = params_.params_of(id);
   const auto per_member = static_cast<std::int64_t>(ids.size());
-  for (std::int64_t i = 0; i < partials.dim(0); ++i) {
-    const TensorView partial = partials.rows(i, i + 1);
-    const TensorView one =
-        params_.gradient(ids[static_cast<std::size_t>(i % per_member)], i / per_member);
+  const std::int64_t tensors = params_.members_here(ids.front()) * per_member;
+  const TensorView grad = params_.grad(id);
+  const FlatRange& own = params_.own_range(id);
+  if (own.begin == own.end) return;
+  const std::int64_t each = params_.block_of_member(ids.front()).extent.numel();
+  if (!grad.empty() && is_uniform(id) && own.begin % each == 0 && own.end % each == 0)
+    return run(
+        backend,
+        SumOfSquares{.partials = partials_of(id, own.begin / each, (own.end - own.begin) / each),
+                     .x = grad.reshaped({grad.numel()}).rows(own.begin, own.end)});
+  for (std::int64_t i = 0; i < tensors; ++i) {
+    const ParamId p = ids[static_cast<std::size_t>(i % per_member)];
+    if (params_.own_piece(p, i / per_member).is_empty()) continue;
+    const TensorView partial = partials_of(id, i, 1);
+    const TensorView one = params_.own_gradient(p, i / per_member);
     if (one.empty()) {
       run(backend, Fill{.y = partial, .value = 0.0});
     } else {
@@ -196,18 +231,15 @@ void Optimizer::sum_squares(Backend& backend, StorageId id, TensorView partials)
 }
 
 void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* world) {
-  // Every partial of the whole model has its place on all ranks; whoever speaks for a tensor fills it in.
+  // Every partial of the whole model has its place on all ranks. Whoever speaks for a tensor fills it in; where the state
+  // is sharded each owner does for its piece, and the pieces of a tensor are added in the order of ranks.
   if (split_) zero_tensor(partials_, stream_of(backend));
   for (std::size_t s = 0; s < states_.size(); ++s) {
     const auto ids = params_.params_of(storage_id(s));
     if (ids.empty() || !entry(ids.front()).trained) continue;
     const ParamId first = ids.front();
-    if (split_ && !params_.speaks_for(first)) continue;
-    const auto per_member = static_cast<std::int64_t>(ids.size());
-    const std::int64_t begin = first_slot_[s] + params_.first_member(first) * per_member;
-    sum_squares(backend,
-                storage_id(s),
-                partials_.rows(begin, begin + params_.members_here(first) * per_member));
+    if (split_ && !params_.is_sharded(first) && !params_.speaks_for(first)) continue;
+    sum_squares(backend, storage_id(s));
   }
   if (split_ && world != nullptr) world->all_reduce(partials_, ReduceOp::sum, stream_of(backend));
   run(backend,
@@ -244,26 +276,31 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
     return;
   }
   if (params_.frozen(first)) return;
+  const FlatRange& own = params_.own_range(id);
+  const std::int64_t n = own.end - own.begin;
+  if (n == 0) return;
   // All members and all parameters of each: matrices of one shape, one after the other.
-  const std::int64_t matrices = params_.members_here(first) * static_cast<std::int64_t>(ids.size());
   const State& state = state_of(first);
-  const Shape flat{params_.storage_weight(id).numel()};
   const Shape& block = params_.block_of_member(first).extent;
-  const Shape shape = e.muon ? Shape{matrices, block[0], block[1]} : flat;
-  update_tensors(
-      backend,
-      e,
-      {.master = reshaped(params_.storage_master(id), shape),
-       .compute = params_.masters_are_weights(first) ? TensorView()
-                                                     : params_.storage_weight(id).reshaped(shape),
-       .remainder = reshaped(params_.storage_remainder(id), shape),
-       .gradient = params_.grad(id).reshaped(shape),
-       .m = reshaped(state.m, shape),
-       .v = reshaped(state.v, shape),
-       .momentum = reshaped(state.momentum, shape)},
-      spec,
-      {},
-      scalars_.rows(e.group, e.group + 1).reshaped({kNumStepScalars}));
+  MOESAIC_CHECK(!e.muon || (own.begin % block.numel() == 0 && n % block.numel() == 0),
+                "Muon needs whole matrices");
+  const Shape shape = e.muon ? Shape{n / block.numel(), block[0], block[1]} : Shape{n};
+  const auto owned = [&](const TensorView& whole) {
+    return whole.reshaped({whole.numel()}).rows(own.begin, own.end).reshaped(shape);
+  };
+  update_tensors(backend,
+                 e,
+                 {.master = reshaped(params_.storage_master(id), shape),
+                  .compute = params_.masters_are_weights(first) ? TensorView()
+                                                                : owned(params_.storage_weight(id)),
+                  .remainder = reshaped(params_.storage_remainder(id), shape),
+                  .gradient = owned(params_.grad(id)),
+                  .m = reshaped(state.m, shape),
+                  .v = reshaped(state.v, shape),
+                  .momentum = reshaped(state.momentum, shape)},
+                 spec,
+                 {},
+                 scalars_.rows(e.group, e.group + 1).reshaped({kNumStepScalars}));
 }
 
 void Optimizer::update_family(Backend& backend, ParamId id) {
@@ -283,27 +320,31 @@ void Optimizer::update_family(Backend& backend, ParamId id) {
                e,
                by_use ? member_scalars_.rows(e, e + 1).reshaped({kNumStepScalars}) : scalars);
   }
+  if (by_use) update_split_matrices(backend);  // the next family has other scalars there
 }
 
 void Optimizer::update_one(Backend& backend,
                            ParamId id,
                            std::int64_t member,
                            ConstTensorView scalars) {
+  if (params_.own_piece(id, member).is_empty()) return;
+  MOESAIC_CHECK(!entry(id).muon || params_.owns_whole(id, member), "Muon needs whole matrices");
   const std::vector<RowBlock> blocks = blocks_here(id);
   if (entry(id).muon && whole_->is_split(id) && blocks.empty())
-    return update_split_matrix(backend, id, member, scalars);
+    return put_off(backend, {id, member, scalars});
   update_tensors(backend, entry(id), tensors_of(id, member), params_.spec(id), blocks, scalars);
 }
 
 Optimizer::Tensors Optimizer::tensors_of(ParamId id, std::int64_t member) const {
   const State& state = state_of(id);
-  return {.master = params_.master(id, member),
-          .compute = params_.masters_are_weights(id) ? TensorView() : params_.weight(id, member),
-          .remainder = params_.remainder(id, member),
-          .gradient = params_.gradient(id, member),
-          .m = params_.part_of(state.m, id, member),
-          .v = params_.part_of(state.v, id, member),
-          .momentum = params_.part_of(state.momentum, id, member)};
+  return {
+      .master = params_.master(id, member),
+      .compute = params_.masters_are_weights(id) ? TensorView() : params_.own_weight(id, member),
+      .remainder = params_.remainder(id, member),
+      .gradient = params_.own_gradient(id, member),
+      .m = params_.part_of(state.m, id, member),
+      .v = params_.part_of(state.v, id, member),
+      .momentum = params_.part_of(state.momentum, id, member)};
 }
 
 // Heads are split whole, so that a rank has whole blocks.
@@ -318,26 +359,40 @@ std::vector<RowBlock> Optimizer::blocks_here(ParamId id) const {
   return here;
 }
 
-void Optimizer::update_split_matrix(Backend& backend,
-                                    ParamId id,
-                                    std::int64_t member,
-                                    ConstTensorView scalars) {
-  const Tensors own = tensors_of(id, member);
-  const auto whole = [&](const TensorView& view, int slot) {
-    return whole_->gather(backend, mesh_, id, view, slot);
-  };
-  const Tensors all{.master = whole(own.master, 0),
-                    .compute = whole(own.compute, 1),
-                    .remainder = whole(own.remainder, 2),
-                    .gradient = whole(own.gradient, 3),
+// Ranks along the axis that splits a matrix own the same ones, and update as many of them at a time as they are.
+void Optimizer::put_off(Backend& backend, const SplitUpdate& update) {
+  const Axis axis = whole_->axis(update.id);
+  if (!split_updates_.empty() && whole_->axis(split_updates_.front().id) != axis)
+    update_split_matrices(backend);
+  split_updates_.push_back(update);
+  if (static_cast<std::int64_t>(split_updates_.size()) == params_.position().extent(axis))
+    update_split_matrices(backend);
+}
+
+void Optimizer::update_split_matrices(Backend& backend) {
+  std::vector<WholeMatrices::Blocks> blocks;
+  for (const SplitUpdate& u : split_updates_) {
+    const Tensors own = tensors_of(u.id, u.member);
+    blocks.push_back(
+        {u.id,
+         {{{own.master}, {own.compute}, {own.remainder}, {own.gradient, true}, {own.momentum}}}});
+  }
+  whole_->work(backend, mesh_, blocks, [&](std::size_t i, const WholeMatrices::Whole& whole) {
+    const SplitUpdate& u = split_updates_[i];
+    update_tensors(backend,
+                   entry(u.id),
+                   {.master = whole[0],
+                    .compute = whole[1],
+                    .remainder = whole[2],
+                    .gradient = whole[3],
                     .m = {},
                     .v = {},
-                    .momentum = whole(own.momentum, 4)};
-  update_tensors(backend, entry(id), all, params_.spec(id), {}, scalars);
-  whole_->keep_own(backend, id, own.master, all.master);
-  whole_->keep_own(backend, id, own.compute, all.compute);
-  whole_->keep_own(backend, id, own.remainder, all.remainder);
-  whole_->keep_own(backend, id, own.momentum, all.momentum);
+                    .momentum = whole[4]},
+                   params_.spec(u.id),
+                   {},
+                   u.scalars);
+  });
+  split_updates_.clear();
 }
 
 void Optimizer::update_tensors(Backend& backend,
@@ -386,6 +441,7 @@ void Optimizer::update(Backend& backend, const Mesh* mesh) {
   mesh_ = mesh;
   for (std::size_t s = 0; s < states_.size(); ++s)
     update_storage(backend, storage_id(s));
+  update_split_matrices(backend);
 }
 
 void Optimizer::average(Backend& backend) {
@@ -395,8 +451,10 @@ void Optimizer::average(Backend& backend) {
     const StorageId id = storage_id(s);
     const Shape& shape = states_[s].average.shape();
     const TensorView remainder = params_.storage_remainder(id);
-    const TensorView w =
-        remainder.empty() ? params_.storage_master(id) : params_.storage_weight(id);
+    const FlatRange& own = params_.own_range(id);
+    const TensorView all = params_.storage_weight(id);
+    const TensorView w = remainder.empty() ? params_.storage_master(id)
+                                           : all.reshaped({all.numel()}).rows(own.begin, own.end);
     // The first average is the weight itself.
     run(backend,
         MovingAverage{.average = states_[s].average,
@@ -414,6 +472,9 @@ void Optimizer::qk_clip(Backend& backend, const std::vector<MlaAttention*>& laye
     const ParamId q = params_.find(layer->query_matrix()),
                   kv = params_.find(layer->key_value_matrix());
     if (params_.frozen(q) || params_.frozen(kv)) continue;  // a frozen weight keeps its bits
+    if (params_.own_piece(q, 0).is_empty()) continue;       // another rank's
+    MOESAIC_CHECK(params_.owns_whole(q, 0) && params_.owns_whole(kv, 0),
+                  "QK-clip needs both projections on one rank");
     const auto& o = layer->options();
     const auto master = [&](ParamId id) {
       return is_split(id) ? params_.weight(id, 0) : params_.master(id, 0);
@@ -463,9 +524,13 @@ void Optimizer::end_step(const Outcome& outcome) {
     entries_[i].updates += entries_[i].trained && !params_.frozen(id_of(i)) ? 1 : 0;
 }
 
-std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params, ParamId id) {
-  if (params.holds_whole_members(id)) return std::nullopt;
-  return StateTensor::Place{params.spec(id).shape, params.block_of_member(id).offset};
+std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params,
+                                                 ParamId id,
+                                                 std::int64_t member) {
+  const LocalBlock block = params.own_piece(id, member).block;
+  const Shape& whole = params.spec(id).shape;
+  if (block.extent == whole) return std::nullopt;
+  return StateTensor::Place{whole, block.offset};
 }
 
 std::vector<StateTensor> Optimizer::state() const {
@@ -474,11 +539,12 @@ std::vector<StateTensor> Optimizer::state() const {
     const ParamId id = id_of(i);
     const State& own = state_of(id);
     for (std::int64_t k = 0; k < params_.members_here(id); ++k) {
+      if (params_.own_piece(id, k).is_empty()) continue;
       const std::string name = params_.member_name(id, k);
       const auto add = [&](const char* kind, const TensorView& view) {
         if (!view.empty())
           all.push_back(
-              {kind + name, params_.part_of(view, id, k), {}, place_in_whole(params_, id)});
+              {kind + name, params_.part_of(view, id, k), {}, place_in_whole(params_, id, k)});
       };
       add("optimizer/m/", own.m);
       add("optimizer/v/", own.v);

@@ -31,12 +31,16 @@ struct OptimizerOptions {
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
 };
 
-/// Updates all trained parameters of a store (SPEC section 7). It sees logical tensors only: experts one by one, gate
+/// Updates all trained parameters of a store (SPEC section 7), or this rank's share of them when the store's state is
+/// sharded: the weights of the others come with GradientReduction::gather_weights(). It sees logical tensors only: experts one by one, gate
 /// and up projections apart. State lives in the master type. All of a step is enqueued; whether it is skipped is read
 /// from StepScalars on the device.
 class Optimizer {
  public:
-  Optimizer(ParameterStore& params, const OptimizerOptions& options);
+  /// `whole`: the parameters of all pipeline stages, sealed; null when `params` has them all. Read here only.
+  Optimizer(ParameterStore& params,
+            const OptimizerOptions& options,
+            const ParameterStore* whole = nullptr);
 
   /// lr_scale of a parameter (1 by default), by declaration index; set at the start of a phase.
   void set_lr_scale(ParamId id, double scale) {
@@ -73,7 +77,7 @@ class Optimizer {
   /// Counts an update; call with what read_outcome() said.
   void end_step(const Outcome& outcome);
 
-  /// State for checkpoints; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
+  /// State for checkpoints, this rank's pieces of it where it is sharded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
   /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
@@ -93,6 +97,7 @@ class Optimizer {
   struct State {
     TensorView m, v, momentum, average;
   };
+  std::int64_t place_partials(const ParameterStore& whole);
   void allocate_state(DType master);
   void clear_state();
   const Entry& entry(ParamId id) const { return entries_[static_cast<std::size_t>(id.index)]; }
@@ -100,14 +105,19 @@ class Optimizer {
     return states_[static_cast<std::size_t>(params_.storage_of(id).index)];
   }
   bool is_uniform(StorageId id) const;
-  void sum_squares(Backend& backend, StorageId id, TensorView partials);
+  void sum_squares(Backend& backend, StorageId id);
+  TensorView partials_of(StorageId id, std::int64_t first, std::int64_t count) const;
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
-  void update_split_matrix(Backend& backend,
-                           ParamId id,
-                           std::int64_t member,
-                           ConstTensorView scalars);
+  /// Muon's update of a matrix of which this rank has a block.
+  struct SplitUpdate {
+    ParamId id;
+    std::int64_t member = 0;
+    ConstTensorView scalars;
+  };
+  void put_off(Backend& backend, const SplitUpdate& update);
+  void update_split_matrices(Backend& backend);  // those put off
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
@@ -130,15 +140,18 @@ class Optimizer {
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
-  std::optional<WholeMatrices> whole_;    // those that Muon needs
+  std::optional<WholeMatrices> whole_;  // those that Muon needs
+  std::vector<SplitUpdate> split_updates_;
   const Mesh* mesh_ = nullptr;            // of the update in progress
-  bool split_ = false;                    // some parameter is spread over ranks
+  bool split_ = false;                    // some parameter, or its state, is spread over ranks
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;
   std::int64_t updates_ = 0;
 };
 
-/// Where this rank's block of every member of a parameter lies; nothing when it holds whole members.
-std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params, ParamId id);
+/// Where this rank's piece of a member's state lies; nothing when it is the whole member.
+std::optional<StateTensor::Place> place_in_whole(const ParameterStore& params,
+                                                 ParamId id,
+                                                 std::int64_t member);
 
 }  // namespace moesaic

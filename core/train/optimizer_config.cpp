@@ -23,4 +23,15 @@ OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
   return o;
 }
 
+std::optional<StateSharding> state_sharding(const config::Config& config, Model& model) {
+  if (config.parallel.zero == 0) return std::nullopt;
+  StateSharding sharding;
+  sharding.whole_matrices = config.optimizer.name == config::OptimizerName::muon;
+  if (config.optimizer.qk_clip_tau) {
+    for (const MlaAttention* layer : model.mla_layers())
+      sharding.together.emplace_back(layer->query_matrix(), layer->key_value_matrix());
+  }
+  return sharding;
+}
+
 }  // namespace moesaic

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
 #include "core/train/balance_update.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/token_groups.h"
 #include "kernels/backend.h"
+#include "parallel/pipeline/executor.h"
 
 namespace moesaic {
 namespace {
@@ -37,6 +39,50 @@ Sequence pretend_sequence(std::int64_t tokens,
   return s;
 }
 
+std::size_t bytes_of_slots(const Model& model, const std::vector<int>& slots) {
+  if (slots.empty()) return model.slot_bytes();
+  std::size_t bytes = 0;
+  for (int c = 0; c < model.num_chunks(); ++c)
+    bytes += static_cast<std::size_t>(slots[static_cast<std::size_t>(c)]) * model.slot_bytes(c);
+  return bytes;
+}
+
+// A chunk's passes, with bundles of somebody else.
+void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, bool with_backward) {
+  const Device device = context.params.device();
+  const Precision& precision = context.params.precision();
+  const Shape shape{model.own_tokens(), model.options().hidden};
+  const TensorView cur = pretend(shape, precision.compute, device),
+                   gradient = pretend(shape, precision.stats, device);
+  Model::MicroBatch batch = model.make_micro_batch(slot, chunk);
+  const std::vector<ConstTensorView> bank(static_cast<std::size_t>(model.snapshots_before(chunk)),
+                                          cur);
+  const std::vector<TensorView> dbank(static_cast<std::size_t>(model.snapshots_after(chunk)),
+                                      gradient);
+  for (const auto& named : model.moe_layers())
+    named.moe->reset_margins();
+  model.forward_chunk(context, batch, {cur, bank});
+  if (with_backward) model.backward_chunk(context, batch, cur, dbank);
+}
+
+// Both parts of a split backward.
+std::size_t measure_deferred(Model& model, const RunContext& like, TensorView slot, int chunk) {
+  Arena kept = Arena::measuring(like.params.device(), "deferred");
+  WeightGradients deferred(WeightGradients::Mode::deferred);
+  RunContext context{like.backend,
+                     like.params,
+                     kept,
+                     deferred,
+                     like.sequence,
+                     like.step_scalars,
+                     like.losses,
+                     true,
+                     {}};
+  pass_chunk(model, context, slot, chunk, true);
+  deferred.flush(like.backend);
+  return kept.high_water_bytes();
+}
+
 }  // namespace
 
 StepMemory measure_step(Model& model,
@@ -45,7 +91,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy) {
+                        const RecomputePolicy& policy,
+                        KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   const TokenGroups groups(params.position(), nullptr);
   const Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
@@ -54,12 +101,13 @@ StepMemory measure_step(Model& model,
                                      params.position().extent(Axis::cp)};
   const Precision& precision = params.precision();
   StepMemory memory;
-  memory.slot = model.slot_bytes();
+  memory.slot = bytes_of_slots(model, extents.slots);
   BackendOwner owner({.device = device,
                       .mode = Stream::Mode::dry,
                       .num_threads = num_threads,
                       .scratch_bytes = 0,
-                      .name = "dry run"});
+                      .name = "dry run",
+                      .path = path});
   Arena transient = Arena::measuring(device, "transient");
   const TensorView slot = pretend({static_cast<std::int64_t>(memory.slot)}, DType::u8, device);
   const TensorView losses = pretend({kNumLosses}, precision.stats, device),
@@ -83,9 +131,17 @@ StepMemory measure_step(Model& model,
                        scalars,
                        losses,
                        optimizer != nullptr};
-    Model::MicroBatch batch = model.make_micro_batch(slot);
-    model.forward(context, batch);
-    if (optimizer != nullptr) model.backward(context, batch);
+    if (extents.slots.empty()) {
+      Model::MicroBatch batch = model.make_micro_batch(slot);
+      model.forward(context, batch);
+      if (optimizer != nullptr) model.backward(context, batch);
+    } else {
+      for (int c = 0; c < model.num_chunks(); ++c) {
+        pass_chunk(model, context, slot, c, optimizer != nullptr);
+        if (optimizer != nullptr && extents.splits_backward)
+          memory.deferred = std::max(memory.deferred, measure_deferred(model, context, slot, c));
+      }
+    }
     for (const auto& named : model.moe_layers())
       named.moe->reset_margins();
   }
@@ -111,8 +167,13 @@ StepMemory measure_run(const config::Config& config,
                        Optimizer* optimizer,
                        Device device,
                        const RecomputePolicy& policy,
+                       KernelPath path,
                        int ranks_per_node) {
   StepMemory most;
+  const MeshPosition& position = params.position();
+  const int stage = position.coordinate(Axis::pp);
+  const bool is_pipelined = position.extent(Axis::pp) > 1;
+  const PipelineLayout layout = is_pipelined ? pipeline_layout(config) : PipelineLayout();
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
     model.set_sparse_stage(phase.sparse);
@@ -122,6 +183,26 @@ StepMemory measure_run(const config::Config& config,
           std::max(most_documents, bound.in(phase.micro_batch_size, phase.sequence_length));
     const auto exchange = make_expert_exchange(
         config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
+    std::vector<int> slots;
+    bool splits_backward = false;
+    if (is_pipelined) {
+      const pipeline::Schedule schedule =
+          pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
+      const auto needs = pipeline::Executor::needs(
+          schedule,
+          layout.bundles(
+              model.options(),
+              params.precision(),
+              phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
+          stage);
+      for (const int c : schedule.placement.chunks_of(stage))
+        slots.push_back(needs.slots[static_cast<std::size_t>(c)]);
+      most.bundles = std::max(most.bundles, needs.bytes);
+      const int deferred =
+          pipeline::count_slots(schedule).deferred[static_cast<std::size_t>(stage)];
+      splits_backward = deferred > 0;
+      most.num_deferred = std::max(most.num_deferred, deferred);
+    }
     const StepMemory m = measure_step(model,
                                       params,
                                       optimizer,
@@ -132,11 +213,15 @@ StepMemory measure_run(const config::Config& config,
                                        .step_tokens = phase.step_tokens(),
                                        .most_documents = most_documents,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0,
-                                       .exchange = exchange.get()},
-                                      policy);
+                                       .exchange = exchange.get(),
+                                       .slots = slots,
+                                       .splits_backward = splits_backward},
+                                      policy,
+                                      path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
+    most.deferred = std::max(most.deferred, m.deferred);
   }
   return most;
 }

@@ -15,7 +15,11 @@ namespace moesaic {
 struct StepMemory {
   std::size_t scratch = 0;    ///< temporaries of ops
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
-  std::size_t slot = 0;       ///< saved activations of one micro-batch
+  std::size_t slot = 0;       ///< saved activations of one micro-batch; in a pipeline, of all slots
+  // Of a pipeline stage:
+  std::size_t deferred = 0;  ///< what one backward leaves for its second part
+  int num_deferred = 0;      ///< how many of them there are at once
+  std::size_t bundles = 0;   ///< what is received, and gradients in transit
 };
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
@@ -35,6 +39,8 @@ struct StepExtents {
   std::int64_t most_documents = 0;     ///< of a micro-batch
   bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
+  std::vector<int> slots;              ///< of a pipeline stage, by its chunks; else empty
+  bool splits_backward = false;        ///< weight gradients wait
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running
@@ -45,7 +51,8 @@ StepMemory measure_step(Model& model,
                         Device device,
                         int num_threads,
                         const StepExtents& extents,
-                        const RecomputePolicy& policy);
+                        const RecomputePolicy& policy,
+                        KernelPath path = KernelPath::automatic);
 
 /// The most of every kind over all phases of a run, at the position in the mesh that `params` has.
 StepMemory measure_run(const config::Config& config,
@@ -56,6 +63,7 @@ StepMemory measure_run(const config::Config& config,
                        Optimizer* optimizer,
                        Device device,
                        const RecomputePolicy& policy,
+                       KernelPath path = KernelPath::automatic,
                        int ranks_per_node = 0);
 
 }  // namespace moesaic

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+
+#include "core/base/error.h"
 
 namespace moesaic {
 
@@ -23,6 +26,53 @@ ExpertLoad expert_load(std::vector<std::int64_t> tokens) {
     load.entropy = tokens.size() > 1 ? information / std::log(experts) : 1;
   }
   load.tokens = std::move(tokens);
+  return load;
+}
+
+namespace {
+
+// What of a load has a fixed size.
+struct FixedPart {
+  std::int64_t layer = 0, dead_experts = 0, counts = 0;
+  double max_over_mean = 0, entropy = 0, bias_min = 0, bias_max = 0;
+  std::int64_t has_bias = 0;
+};
+
+}  // namespace
+
+void write_expert_load(std::string& bytes, const ExpertLoad& load) {
+  const FixedPart part{.layer = load.layer,
+                       .dead_experts = load.dead_experts,
+                       .counts = static_cast<std::int64_t>(load.tokens.size()),
+                       .max_over_mean = load.max_over_mean,
+                       .entropy = load.entropy,
+                       .bias_min = load.bias_min.value_or(0),
+                       .bias_max = load.bias_max.value_or(0),
+                       .has_bias = load.bias_min ? 1 : 0};
+  bytes.append(reinterpret_cast<const char*>(&part), sizeof part);
+  bytes.append(reinterpret_cast<const char*>(load.tokens.data()),
+               load.tokens.size() * sizeof(std::int64_t));
+}
+
+ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at) {
+  const auto get = [&](void* to, std::size_t n) {
+    MOESAIC_CHECK(at + n <= bytes.size(), "part of an expert load");
+    if (n > 0) std::memcpy(to, bytes.data() + at, n);
+    at += n;
+  };
+  FixedPart part;
+  get(&part, sizeof part);
+  ExpertLoad load;
+  load.layer = part.layer;
+  load.dead_experts = part.dead_experts;
+  load.max_over_mean = part.max_over_mean;
+  load.entropy = part.entropy;
+  if (part.has_bias != 0) {
+    load.bias_min = part.bias_min;
+    load.bias_max = part.bias_max;
+  }
+  load.tokens.resize(static_cast<std::size_t>(part.counts));
+  get(load.tokens.data(), load.tokens.size() * sizeof(std::int64_t));
   return load;
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/train/step_timer.h"
+
 namespace moesaic {
 
 /// How the tokens of a step spread over the experts of one layer.
@@ -21,6 +23,10 @@ struct ExpertLoad {
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
 
+/// As bytes, for ranks of one build: appends; reads from `at` on and moves it. Throws InternalError when bytes are missing.
+void write_expert_load(std::string& bytes, const ExpertLoad& load);
+ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at);
+
 /// What one step did, summed or averaged over all ranks. Fields without a value appear in no output.
 struct StepRecord {
   std::int64_t step = 0;                     ///< counted from 1
@@ -30,13 +36,14 @@ struct StepRecord {
   std::map<std::string, double> loss_parts;  ///< by name: lm, mtp, balance, z, …
   std::optional<double> grad_norm;           ///< before clipping
   double learning_rate = 0;
-  std::int64_t tokens = 0;          ///< of this step
-  double seconds = 0;               ///< wall time of this step
-  bool skipped = false;             ///< not finite: nothing was updated
-  std::vector<ExpertLoad> experts;  ///< MoE layers
+  std::int64_t tokens = 0;           ///< of this step
+  double seconds = 0;                ///< wall time of this step
+  std::optional<StepSeconds> parts;  ///< where it went, on rank 0
+  bool skipped = false;              ///< not finite: nothing was updated
+  std::vector<ExpertLoad> experts;   ///< MoE layers
   std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
   std::optional<double> tflops_per_device;   ///< flops / seconds / devices, in 10^12 per second
-  std::optional<double> mfu;                 ///< the same over log.peak_tflops
+  std::optional<double> mfu;                 ///< the same over the device's peak, which the header names
   std::optional<std::int64_t> memory_bytes;  ///< device memory of the rank that uses most
   std::optional<std::int64_t> host_bytes;    ///< resident host memory of the rank that uses most
   std::optional<std::int64_t> total_tokens;  ///< consumed since step 1

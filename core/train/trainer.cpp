@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "core/base/activity.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/balance_update.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/part_scope.h"
@@ -54,6 +56,15 @@ Trainer::~Trainer() {
   }
 }
 
+Communicator* Trainer::stage() const {
+  if (parts_.mesh == nullptr) return nullptr;
+  return parts_.mesh->group({Axis::dp, Axis::cp, Axis::tp}).comm();
+}
+
+Communicator* Trainer::stages() const {
+  return parts_.mesh == nullptr ? nullptr : parts_.mesh->group(Axis::pp).comm();
+}
+
 void Trainer::check_layout() const {
   for (const Phase& phase : phases_) {
     const std::int64_t batch = phase.global_batch_size, micro = phase.micro_batch_size;
@@ -93,6 +104,7 @@ void Trainer::allocate() {
                         parts_.optimizer,
                         parts_.device,
                         parts_.recompute,
+                        parts_.path,
                         parts_.ranks_per_node);
   allocate_batches();
   backend_ = std::make_unique<BackendOwner>(
@@ -100,8 +112,12 @@ void Trainer::allocate() {
                             .mode = parts_.stream_mode,
                             .num_threads = static_cast<int>(config.run.threads),
                             .scratch_bytes = memory_.scratch,
-                            .name = "main"});
+                            .name = "main",
+                            .path = parts_.path});
+  timer_ = std::make_unique<StepTimer>(backend_->stream());
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
+  for (int i = 0; i < memory_.num_deferred; ++i)
+    deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
   losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
@@ -109,6 +125,8 @@ void Trainer::allocate() {
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
+  // Split masters round to bf16 in their own way, which only their owner can.
+  if (reduction_) reduction_->gather_weights(backend_->stream());
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -153,6 +171,7 @@ void Trainer::enter_phase(const Phase& phase) {
   place_batches(phase);
   const MeshPosition& position = parts_.params->position();
   activations_.reset();
+  pipeline_.reset();
   if (position.extent(Axis::ep) > 1) {
     exchange_ = make_expert_exchange(config,
                                      phase,
@@ -164,8 +183,12 @@ void Trainer::enter_phase(const Phase& phase) {
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-      slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  if (is_pipelined()) {
+    place_pipeline(phase);
+  } else {
+    activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+  }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
                                                     phase.index,
@@ -190,6 +213,40 @@ void Trainer::enter_phase(const Phase& phase) {
                 static_cast<std::int64_t>(micro_batches_.size()));
 }
 
+void Trainer::place_pipeline(const Phase& phase) {
+  std::vector<Arena*> deferred;
+  for (const auto& arena : deferred_)
+    deferred.push_back(arena.get());
+  const PipelineLayout layout = pipeline_layout(*parts_.config);
+  const MeshPosition& position = parts_.params->position();
+  const std::int64_t own_tokens =
+      phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
+  pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
+      .model = parts_.model,
+      .params = parts_.params,
+      .backend = &backend_->backend(),
+      .comm = stages(),
+      .mode = parts_.stream_mode,
+      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
+      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
+      .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
+      .transient = transient_.get(),
+      .deferred = deferred,
+      .context = [this](int micro_batch, Arena& arena, WeightGradients& gradients) -> RunContext {
+        const auto& buffers = *micro_batches_[static_cast<std::size_t>(micro_batch)];
+        return {backend_->backend(),
+                *parts_.params,
+                arena,
+                gradients,
+                buffers.sequence(),
+                parts_.optimizer->scalars(),
+                losses_,
+                true,
+                {}};
+      },
+      .timer = timer_.get()});
+}
+
 // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
 void Trainer::place_margins(std::int64_t rank_tokens) {
   std::vector<MoeLayer*> exact;
@@ -198,8 +255,10 @@ void Trainer::place_margins(std::int64_t rank_tokens) {
   }
   if (exact.empty()) return;
   const MeshPosition& position = parts_.params->position();
-  const std::int64_t experts = exact[0]->options().experts, here = position.world_rank(),
-                     all = rank_tokens * position.world_size();
+  const int ranks_of_stage = position.world_size() / position.extent(Axis::pp);
+  const std::int64_t experts = exact[0]->options().experts,
+                     here = position.world_rank() % ranks_of_stage,
+                     all = rank_tokens * ranks_of_stage;
   const DType stats = parts_.params->precision().stats;
   const TensorView margins =
       margin_memory_.view({static_cast<std::int64_t>(exact.size()), all, experts}, stats);
@@ -256,6 +315,8 @@ void Trainer::load_batches(const Phase& phase) {
 BatchCounts Trainer::count_batches(std::int64_t stop_wish) const {
   BatchCounts own;
   own.stop_wish = stop_wish;
+  // All stages load the same batches: the first one counts them.
+  if (parts_.params->position().coordinate(Axis::pp) > 0) return over_ranks(own, world());
   for (const auto& m : micro_batches_) {
     if (!counts_batch()) break;
     own.valid_targets += m->valid_targets();
@@ -303,12 +364,14 @@ void Trainer::reduce_over_ranks() {
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
+  if (pipeline_) pipeline_->add_gradients_of_copies();
   world()->all_reduce(losses_, ReduceOp::sum, stream);
+  if (stage() == nullptr) return;
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step || specs[i].reduce == BufferReduce::none) continue;
     const ReduceOp op = specs[i].reduce == BufferReduce::max ? ReduceOp::max : ReduceOp::sum;
-    world()->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
+    stage()->all_reduce(parts_.params->buffer({static_cast<std::int32_t>(i)}), op, stream);
   }
 }
 
@@ -345,12 +408,18 @@ void Trainer::accumulate_gradients() {
 bool Trainer::begin_step(std::int64_t& stop_wish) {
   begun_ = std::chrono::steady_clock::now();
   const Phase& phase = phase_of(phases_, step_ + 1);
+  if (Activity* activity = activity_of_thread())
+    activity->period.update([this](Period& at) { at.step = step_ + 1; });
   enter_phase(phase);
+  timer_->begin();
   load_batches(phase);
+  timer_->host_did(StepPart::data);
   const BatchCounts counts = count_batches(stop_wish);
+  timer_->host_did(StepPart::communication);
   stop_wish = counts.stop_wish;
   if (stop_wish > 0) return false;
   scalars_ = step_scalars(phase, counts);
+  timer_->stream_does(StepPart::other);
   parts_.optimizer->begin_step(scalars_, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
@@ -361,9 +430,16 @@ bool Trainer::begin_step(std::int64_t& stop_wish) {
 }
 
 void Trainer::forward_backward() {
+  if (pipeline_) {
+    timer_->stream_does(StepPart::communication);
+    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    return reduce_over_ranks();
+  }
   for (const auto& buffers : micro_batches_) {
     RunContext c = context(*buffers, true);
+    timer_->stream_does(StepPart::forward);
     parts_.model->forward(c, *activations_);
+    timer_->stream_does(StepPart::backward);
     if (reduction_ && buffers == micro_batches_.back()) {
       c.gradients_final = [this](StorageId first) {
         reduction_->final_from(first, backend_->stream());
@@ -371,30 +447,36 @@ void Trainer::forward_backward() {
     }
     parts_.model->backward(c, *activations_);
   }
+  timer_->stream_does(StepPart::communication);
   reduce_over_ranks();
 }
 
 StepStats Trainer::finish_step() {
+  timer_->stream_does(StepPart::optimizer);
   {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
+    if (reduction_) reduction_->gather_weights(backend_->stream());
     parts_.optimizer->average(backend_->backend());
   }
   {
     const PartScope part(backend_->backend(), "balance");
     update_balance(
-        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), world());
+        backend_->backend(), *parts_.params, balanced_, parts_.optimizer->scalars(), stage());
   }
+  timer_->stream_ends();
   const Phase& phase = phase_of(phases_, step_ + 1);
   if (step_ + 1 < phase.until) prepare_batches(phase, step_ + 1);
+  timer_->prepared_next();
   StepStats stats;
   read_results(stats, scalars_);
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
   stats.seconds = seconds_since(begun_);
+  stats.parts = timer_->read(stats.seconds);
   return stats;
 }
 
@@ -407,6 +489,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   parts_.optimizer->download_outcome(stream);
   stream.synchronize();
   if (reduction_) reduction_->synchronize();
+  if (pipeline_) pipeline_->synchronize();
   const Optimizer::Outcome outcome = parts_.optimizer->outcome();
   parts_.optimizer->end_step(outcome);
   const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
@@ -419,7 +502,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.skipped = outcome.skipped;
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
-  stats.experts = expert_loads(experts);
+  stats.experts = of_all_stages(expert_loads(experts));
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
@@ -475,6 +558,22 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
   return loads;
 }
 
+// Every stage knows its own layers; all of them get the list in the order of the model.
+std::vector<ExpertLoad> Trainer::of_all_stages(std::vector<ExpertLoad> own) const {
+  if (!is_pipelined()) return own;
+  std::string bytes;
+  for (const ExpertLoad& load : own)
+    write_expert_load(bytes, load);
+  std::vector<ExpertLoad> all;
+  for (const std::string& from : stages()->all_gather_host(bytes)) {
+    for (std::size_t at = 0; at < from.size();)
+      all.push_back(read_expert_load(from, at));
+  }
+  std::stable_sort(
+      all.begin(), all.end(), [](const auto& a, const auto& b) { return a.layer < b.layer; });
+  return all;
+}
+
 // The sum over the labels of one batch.
 double Trainer::loss_of(const data::Batch& batch) {
   Stream& stream = backend_->stream();
@@ -482,7 +581,12 @@ double Trainer::loss_of(const data::Batch& batch) {
   zero_tensor(losses_, stream);
   buffers.load(batch, stream);
   RunContext c = context(buffers, false);
-  parts_.model->forward(c, *activations_);
+  if (pipeline_) {
+    pipeline_->evaluate(c);
+    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+  } else {
+    parts_.model->forward(c, *activations_);
+  }
   if (splits_batches())
     parts_.mesh->group({Axis::cp, Axis::tp}).comm()->all_reduce(losses_, ReduceOp::sum, stream);
   const TensorView host = host_losses();
@@ -506,7 +610,7 @@ EvalStats Trainer::evaluate(bool whole, Progress* progress) {
   return evaluate_windows(
       whole ? *all : *validation_,
       phase.micro_batch_size,
-      split ? parts_.mesh->group(Axis::dp).comm() : world(),
+      split ? parts_.mesh->group(Axis::dp).comm() : stage(),
       exchange_ != nullptr || parts_.params->position().extent(Axis::etp) > 1,
       [this](const data::Batch& batch) { return loss_of(batch); },
       progress);

@@ -19,10 +19,12 @@
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
+#include "core/train/pipeline_step.h"
 #include "core/train/run_sink.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/step_memory.h"
 #include "core/train/step_record.h"
+#include "core/train/step_timer.h"
 #include "core/train/token_groups.h"
 #include "kernels/backend.h"
 #include "parallel/mesh.h"
@@ -37,6 +39,7 @@ struct StepStats {
   double grad_norm = 0;  ///< before clipping
   double learning_rate = 0;
   double seconds = 0;
+  StepSeconds parts;        ///< of this rank
   std::int64_t tokens = 0;  ///< of the global batch
   bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
   std::vector<ExpertLoad> experts;
@@ -68,6 +71,7 @@ class Trainer {
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
+    KernelPath path = KernelPath::automatic;  ///< CUDA only; for comparisons
   };
   explicit Trainer(Parts parts);
   ~Trainer();
@@ -97,6 +101,7 @@ class Trainer {
   bool is_split() const;
   /// Those of the model: parameters, and buffers that are stored like them (router biases).
   std::vector<StateTensor> weights() const;
+  /// With a pipeline all ranks call it together.
   StateValues values() const;
   void load_values(const StateValues& values);
   /// After weights() alone were filled, at step 0: what is derived from them follows.
@@ -117,6 +122,11 @@ class Trainer {
     return parts_.mesh != nullptr && parts_.mesh->world().size() > 1 ? &parts_.mesh->world()
                                                                      : nullptr;
   }
+  /// The ranks of this one's pipeline stage, which hold the same layers; null for one.
+  Communicator* stage() const;
+  /// One rank of every stage, in order; null without a pipeline.
+  Communicator* stages() const;
+  bool is_pipelined() const { return parts_.params->position().extent(Axis::pp) > 1; }
   /// Among the ranks that share the global batch.
   int rank() const { return parts_.params->position().coordinate(Axis::dp); }
   int ranks() const { return parts_.params->position().extent(Axis::dp); }
@@ -127,6 +137,7 @@ class Trainer {
   void allocate_batches();
   void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
+  void place_pipeline(const Phase& phase);
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
@@ -144,6 +155,7 @@ class Trainer {
   void reset_step_buffers();
   void reduce_over_ranks();
   RunContext context(const SequenceBuffers& buffers, bool training);
+  std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   double loss_of(const data::Batch& batch);
   /// Whether several ranks share a micro-batch.
   bool splits_batches() const {
@@ -166,6 +178,7 @@ class Trainer {
   int phase_ = -1;
   std::vector<Model::NamedMoe> balanced_;  // mixtures whose router bias moves in this phase
   std::unique_ptr<BackendOwner> backend_;
+  std::unique_ptr<StepTimer> timer_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
@@ -174,8 +187,10 @@ class Trainer {
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
-  std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
-  std::unique_ptr<Model::MicroBatch> activations_;
+  std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
+  std::unique_ptr<Model::MicroBatch> activations_;  // without a pipeline
+  std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards
+  std::unique_ptr<PipelineStep> pipeline_;          // of the phase
   std::unique_ptr<data::BlendedDataset> dataset_;
   std::vector<data::Batch> prepared_;  // of step prepared_step_
   std::int64_t prepared_step_ = -1;

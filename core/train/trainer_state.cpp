@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -19,11 +20,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
+      if (params.own_piece(id, e).is_empty()) continue;  // another rank's
       const TensorView remainder = params.remainder(id, e);
       all.push_back({params.member_name(id, e),
-                     remainder.empty() ? params.master(id, e) : params.weight(id, e),
+                     remainder.empty() ? params.master(id, e) : params.own_weight(id, e),
                      remainder,
-                     place_in_whole(params, id)});
+                     place_in_whole(params, id, e)});
     }
   }
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
@@ -38,9 +40,11 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
 void refresh_weights(const ParameterStore& params, Backend& backend) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.masters_are_weights(id) || !params.remainder(id, 0).empty()) continue;
-    for (std::int64_t e = 0; e < params.members_here(id); ++e)
-      run(backend, Cast{.y = params.weight(id, e), .x = params.master(id, e)});
+    if (params.masters_are_weights(id)) continue;
+    for (std::int64_t e = 0; e < params.members_here(id); ++e) {
+      const TensorView master = params.master(id, e);  // empty: split, or another rank's
+      if (!master.empty()) run(backend, Cast{.y = params.own_weight(id, e), .x = master});
+    }
   }
 }
 
@@ -65,6 +69,7 @@ std::vector<StateTensor> Trainer::state() const {
 
 bool Trainer::is_split() const {
   const ParameterStore& params = *parts_.params;
+  if (is_pipelined() || !params.buckets().empty()) return true;
   return std::any_of(params.params().begin(), params.params().end(), [&](const ParameterSpec& s) {
     return std::any_of(
         s.placement.splits.begin(), s.placement.splits.end(), [&](const Placement::Split& split) {
@@ -78,12 +83,13 @@ std::vector<StateTensor> Trainer::owned_state() const {
   std::set<std::string> of_others;  // parameters for which another rank speaks
   for (std::size_t i = 0; i < params.params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.speaks_for(id)) continue;
+    // Every owner writes its pieces.
+    if (params.is_sharded(id) || params.speaks_for(id)) continue;
     for (std::int64_t e = 0; e < params.members_here(id); ++e)
       of_others.insert(params.member_name(id, e));
   }
-  // What belongs to no parameter is the same on all ranks.
-  const bool is_first = params.position().world_rank() == 0;
+  // What belongs to no parameter is the same on all ranks that have it.
+  const bool is_first = params.position().is_first_of_stage();
   std::set<std::string> buffers;
   for (const BufferSpec& spec : params.buffers())
     buffers.insert(spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name);
@@ -96,7 +102,7 @@ std::vector<StateTensor> Trainer::owned_state() const {
 
 std::vector<StateTensor> Trainer::state_of_all_ranks() const {
   ParameterStore params(parts_.params->precision());
-  const Model model(params, model_options(parts_.config->model, parts_.config->train));
+  const Model model(params, model_options(*parts_.config));
   params.seal_pretend(parts_.device, ever_trained(phases_, params));
   const Optimizer optimizer(params, optimizer_options(parts_.config->optimizer));
   std::vector<StateTensor> all = weight_tensors(params);
@@ -114,6 +120,7 @@ std::vector<StateTensor> Trainer::weights() const {
 void Trainer::weights_were_loaded() {
   MOESAIC_CHECK(step_ == 0, "weights alone are loaded before the first step");
   refresh_weights(*parts_.params, backend_->backend());
+  if (reduction_) reduction_->gather_weights(backend_->stream());
 }
 
 // What decided which samples were used up to this step. Later phases may still change, and the present one's end.
@@ -136,6 +143,24 @@ std::string Trainer::data_order() const {
   return text;
 }
 
+namespace {
+
+// Counters of parameters that only other stages have.
+void add_of_other_stages(StateValues& values, Communicator& stages) {
+  std::string own;
+  for (const auto& [name, value] : values.integers)
+    own += fmt::format("{}={}\n", name, value);
+  for (const std::string& from : stages.all_gather_host(own)) {
+    std::istringstream lines(from);
+    for (std::string line; std::getline(lines, line);) {
+      const auto equals = line.find('=');
+      values.integers.emplace(line.substr(0, equals), std::stoll(line.substr(equals + 1)));
+    }
+  }
+}
+
+}  // namespace
+
 StateValues Trainer::values() const {
   StateValues v;
   v.integers["step"] = step_;
@@ -144,6 +169,7 @@ StateValues Trainer::values() const {
   v.integers["consecutive_bad_steps"] = bad_steps_;
   v.texts["data_order"] = data_order();
   parts_.optimizer->save_counters(v);
+  if (is_pipelined()) add_of_other_stages(v, *stages());
   return v;
 }
 
@@ -170,6 +196,7 @@ void Trainer::load_values(const StateValues& values) {
   }
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
+  if (reduction_) reduction_->gather_weights(backend_->stream());
   phase_ = -1;
 }
 

@@ -104,6 +104,15 @@ void take_choices(const ExchangeChoices& op, std::int64_t i) {
 
 }  // namespace
 
+void launch(CpuContext& context, const ByteChecksum& op) {
+  context.stream.enqueue([op] {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < op.x.bytes(); ++i)
+      sum += checksum_term(i, static_cast<std::uint8_t>(op.x.data()[i]));
+    *op.sum.as<std::int64_t>() = static_cast<std::int64_t>(sum);
+  });
+}
+
 void launch(CpuContext& context, const ExpertPlaces& op) {
   context.stream.enqueue([op] { place(op); });
 }

@@ -100,7 +100,8 @@ void enqueue(CpuContext& context, const RowProduct<T, C>& product) {
 }
 
 // Rows of tokens whose x is packed at a time. A dw that is narrower than the sum must not be rounded between blocks of
-// rows: then all rows are one block.
+// rows: then all rows are one block. Else the sum of an element goes on from dw row by row, whatever the blocks, so that rows
+// in several calls give the bits of one.
 template <class T, class C>
 std::int64_t weight_depth(std::int64_t rows) {
   return std::is_same_v<C, acc_t<T>> ? std::min(rows, 2 * kGemmDepthBlock) : rows;
@@ -124,7 +125,7 @@ void weight_panel(const GroupedLinearBackwardWeight& op,
     product.ldc = k;
     product.n = k;
     product.k = product.b_rows = std::min(step, expert.rows - p);
-    product.accumulate = true;
+    product.accumulate = product.chained = true;
     cpu::pack_columns<A, T>(
         op.x.as<T>() + (expert.begin + p) * k, k, false, product.k, 0, k, packed);
     product.b = packed;

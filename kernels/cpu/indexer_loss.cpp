@@ -246,6 +246,11 @@ struct DenseLoss {
     for (std::int64_t row = rows_begin; row < rows_end; row += kTile) {
       const std::int64_t count = std::min(kTile, rows_end - row),
                          tiles = (see.first + row + count - 1 - first) / kTile + 1;
+      if (row + count <= op.query_begin || row >= op.last_query()) {
+        std::fill_n(kl + row, count, A(0));
+        clear_query_gradients(op, row, row + count);
+        continue;
+      }
       load_block(row, count);
       pool.parallel_for(tiles, 1, [&](std::int64_t tile, std::int64_t) {
         Slots::Lease lease(slots);
@@ -253,8 +258,12 @@ struct DenseLoss {
       });
       constexpr std::int64_t kRows = 8;
       pool.parallel_for(count, kRows, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i)
+        for (std::int64_t i = begin; i < end; ++i) {
           kl[row + i] = kl_row(target + i * width, index + i * width, tiles * kTile, factor);
+          if (op.counts(row + i)) continue;
+          kl[row + i] = A(0);
+          std::fill_n(index + i * width, tiles * kTile, A(0));
+        }
       });
       if (op.dqi.empty()) continue;
       pool.parallel_for(tiles, 1, [&](std::int64_t tile, std::int64_t) {

@@ -1,5 +1,7 @@
 #pragma once
 // The two ways to compute IndexerLoss on the CPU; the rule between them is that of AttentionPath.
+#include <cstring>
+
 #include "kernels/cpu/attention_common.h"
 #include "kernels/cpu/indexer_common.h"
 #include "kernels/ops/indexer.h"
@@ -18,6 +20,15 @@ void add_rows_to_scalar(TensorView kl, const A* rows, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i)
     sum += static_cast<double>(rows[i]);
   *kl.as<A>() = static_cast<A>(static_cast<double>(*kl.as<A>()) + sum);
+}
+
+/// Rows [begin, end) of the queries' gradients become 0, where there are any.
+inline void clear_query_gradients(const IndexerLoss& op, std::int64_t begin, std::int64_t end) {
+  if (op.dqi.empty()) return;
+  for (const TensorView& all : {op.dqi, op.dw}) {
+    const TensorView rows = all.rows(begin, end);
+    std::memset(rows.data(), 0, rows.bytes());
+  }
 }
 
 inline PathRule path_rule(const IndexerLoss& op) {

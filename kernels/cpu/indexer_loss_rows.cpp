@@ -52,6 +52,7 @@ struct RowsLoss {
   void query(Slots& slots, std::int64_t t) const {
     kl[t] = 0;
     if (!mine(see.first + t)) return;
+    if (!op.counts(t)) return clear_query_gradients(op, t, t + 1);
     Slots::Lease lease(slots);
     const std::int64_t heads = indexer.heads(), dim = indexer.dim(), ld = padded(see.k);
     A* target = lease.take<A>(ld);
@@ -139,8 +140,8 @@ struct RowsLoss {
     A* qi = lease.take<A>(indexer.width());
     A* w = lease.take<A>(heads);
     std::fill(dkey + begin * dim, dkey + end * dim, A(0));
-    for (std::int64_t t = std::max<std::int64_t>(0, begin - see.first);
-         t < document_end - see.first;
+    const std::int64_t last = std::min(document_end - see.first, op.last_query());
+    for (std::int64_t t = std::max({std::int64_t{0}, begin - see.first, op.query_begin}); t < last;
          ++t) {
       const auto range = see.visible_selection(t);
       const auto* from = std::lower_bound(range.begin, range.end, static_cast<std::int32_t>(begin));

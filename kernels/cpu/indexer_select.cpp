@@ -65,6 +65,7 @@ struct Select {
   }
 
   void block(Slots& slots, const QueryBlock& b) const {
+    if (b.row + b.count <= op.query_begin || b.row >= op.last_query()) return;
     Slots::Lease lease(slots);
     const std::int64_t ld = tiles_of(in.keys()) * kTile, k = op.selected.dim(1);
     A* q = lease.take<A>(kTile * in.width());

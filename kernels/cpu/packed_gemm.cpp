@@ -12,22 +12,36 @@ struct Left {
   std::int64_t row, column;
 };
 
-/// What becomes of the sums: c = alpha sum, or c += alpha sum, for `columns` columns.
+/// What becomes of the sums: c = alpha sum, or c += alpha sum, for `columns` columns; chained: they begin with c.
 template <class A>
 struct Result {
   A* c;
   std::int64_t ld;
   std::int64_t columns;
   A alpha;
-  bool add;
+  bool add, chained;
 };
+
+// Where a row of c is read and written a vector at a time: in place, or through `line` when fewer columns are left.
+template <class A, int Vectors>
+inline void load_row(const Result<A>& r, const A* c, typename VectorOf<A>::type* sum) noexcept {
+  constexpr std::int64_t kLanes = VectorOf<A>::kLanes;
+  A line[Vectors * kLanes] = {};
+  if (r.columns < Vectors * kLanes) {
+    std::copy_n(c, r.columns, line);
+    c = line;
+  }
+  for (int j = 0; j < Vectors; ++j)
+    sum[j] = load_vector(c + j * kLanes);
+}
 
 template <class A, int Vectors>
 inline void store_row(const Result<A>& r, A* c, const typename VectorOf<A>::type* sum) noexcept {
   constexpr std::int64_t kLanes = VectorOf<A>::kLanes;
   for (int j = 0; j < Vectors; ++j) {
     const auto scaled = r.alpha * sum[j];
-    store_vector(c + j * kLanes, r.add ? load_vector(c + j * kLanes) + scaled : scaled);
+    store_vector(c + j * kLanes,
+                 r.add && !r.chained ? load_vector(c + j * kLanes) + scaled : scaled);
   }
 }
 
@@ -39,6 +53,10 @@ void kernel(std::int64_t depth, const Left<A>& left, const A* b, const Result<A>
   const A* a = left.data;
   const std::int64_t row = kPackedLeft ? 1 : left.row, column = kPackedLeft ? kPackRows : 1;
   V sum[Rows][Vectors] = {};
+  if (result.chained) {
+    for (int i = 0; i < Rows; ++i)
+      load_row<A, Vectors>(result, result.c + i * result.ld, sum[i]);
+  }
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < depth; ++k) {
     V right[Vectors];
@@ -208,8 +226,15 @@ void PackedProduct<T, C>::into(
       for (std::int64_t i = 0; i < rows; i += kPackRows) {
         const std::int64_t count = std::min(kPackRows, rows - i);
         const Left<A> at{operand.data + i * operand.row, operand.row, operand.column};
-        kernel_of<A>(count, columns, transpose_a)(
-            depth, at, panel, {out + i * ld + j, ld, columns, alpha, accumulate || p > 0});
+        kernel_of<A>(count, columns, transpose_a)(depth,
+                                                  at,
+                                                  panel,
+                                                  {out + i * ld + j,
+                                                   ld,
+                                                   columns,
+                                                   alpha,
+                                                   accumulate || p > 0,
+                                                   chained && (accumulate || p > 0)});
       }
     }
   }

@@ -1,7 +1,7 @@
 #pragma once
 // Products whose right operand was packed beforehand. Every element of the result is, per block of kGemmDepthBlock values
 // of k, one sum in ascending order of k, the blocks added in order: its bits depend on its row, its column and k alone,
-// not on the number of rows, so few rows cost no more than they should.
+// not on the number of rows, so few rows cost no more than they should. Chained products have no blocks.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -69,6 +69,9 @@ struct PackedProduct {
   std::int64_t n = 0, k = 0;
   A alpha = 1;
   bool accumulate = false;
+  /// With accumulate, alpha 1 and C = A: each sum over k begins with what is in c, without blocks. So products one after the
+  /// other, each over some of the k, give the bits of one over all of them, wherever k is cut.
+  bool chained = false;
 
   /// Elements of A that rows() needs as scratch for up to `max_n` columns and depths up to `max_k`.
   static constexpr std::int64_t scratch_size(std::int64_t max_n,

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/cpu/math.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/cpu/vocab_rows.h"
 
 namespace moesaic {
 namespace {
@@ -11,32 +11,7 @@ namespace {
 /// log sum exp of a row.
 template <class A, class T>
 A log_sum_exp(const T* x, std::int64_t n) {
-  A largest = static_cast<A>(x[0]);
-#pragma omp simd reduction(max : largest)
-  for (std::int64_t v = 0; v < n; ++v)
-    largest = static_cast<A>(x[v]) > largest ? static_cast<A>(x[v]) : largest;
-  A sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t v = 0; v < n; ++v)
-    sum += cpu::exp(static_cast<A>(x[v]) - largest);
-  return largest + std::log(sum);
-}
-
-// Row results are added in row order, in double, so that neither threads nor the chunk's length show in the sum's order.
-template <class A>
-void add_rows(const TensorView& per_row, const TensorView& sum) {
-  double total = 0;
-  for (std::int64_t r = 0; r < per_row.dim(0); ++r)
-    total += static_cast<double>(per_row.as<A>()[r]);
-  sum.as<A>()[0] = static_cast<A>(static_cast<double>(sum.as<A>()[0]) + total);
-}
-
-// grad_scale / divisor, or 0 when no gradient is wanted.
-template <class A, class Op>
-A gradient_factor(const Op& op) {
-  return op.dlogits.empty()
-             ? A(0)
-             : static_cast<A>(op.grad_scale / static_cast<double>(op.divisor.template as<A>()[0]));
+  return cpu::log_of(cpu::exp_sum<A>(x, n));
 }
 
 template <class T, class D>
@@ -46,7 +21,7 @@ void cross_entropy(ThreadPool& pool,
                    const TensorView& row_z) {
   using A = acc_t<T>;
   const std::int64_t n = op.logits.dim(1);
-  const A factor = gradient_factor<A>(op);
+  const A factor = cpu::gradient_factor<A>(op);
   pool.parallel_for(op.logits.dim(0), cpu::row_grain(n), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* x = op.logits.as<T>() + r * n;
@@ -76,8 +51,8 @@ void cross_entropy(ThreadPool& pool,
       d[target] = D(at_target);
     }
   });
-  add_rows<A>(row_loss, op.loss_sum);
-  if (!op.z_sum.empty()) add_rows<A>(row_z, op.z_sum);
+  cpu::add_rows<A>(row_loss, op.loss_sum);
+  if (!op.z_sum.empty()) cpu::add_rows<A>(row_z, op.z_sum);
 }
 
 /// One row of a divergence: q = softmax(x), p = softmax(y). Writes scale dD/dx into d unless that is null.
@@ -149,7 +124,7 @@ template <class T, class D>
 void divergence(ThreadPool& pool, const VocabDivergence& op, const TensorView& row_loss) {
   using A = acc_t<T>;
   const std::int64_t n = op.logits.dim(1);
-  const A factor = gradient_factor<A>(op);
+  const A factor = cpu::gradient_factor<A>(op);
   pool.parallel_for(op.logits.dim(0), cpu::row_grain(n), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const A w = op.mask.empty() ? A(1) : op.mask.as<A>()[r];
@@ -166,22 +141,7 @@ void divergence(ThreadPool& pool, const VocabDivergence& op, const TensorView& r
       row_loss.as<A>()[r] = w * row.run(op.kind);
     }
   });
-  add_rows<A>(row_loss, op.loss_sum);
-}
-
-// The types of logits and dlogits: equal, or f32 and bf16.
-template <class F>
-void dispatch_logits(DType logits, DType dlogits, F&& f) {
-  dispatch_float(logits, [&]<class T>(TypeTag<T> tag) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (dlogits == DType::bf16) return f(tag, TypeTag<bf16>{});
-    }
-    f(tag, tag);
-  });
-}
-
-DType gradient_type(const ConstTensorView& dlogits, const ConstTensorView& logits) {
-  return dlogits.empty() ? logits.dtype() : dlogits.dtype();
+  cpu::add_rows<A>(row_loss, op.loss_sum);
 }
 
 }  // namespace
@@ -193,11 +153,9 @@ void launch(CpuContext& context, const CrossEntropy& op) {
       context.scratch.take({rows}, op.loss_sum.dtype(), "cross_entropy.rows");
   const TensorView row_z = context.scratch.take({rows}, op.loss_sum.dtype(), "cross_entropy.rows");
   context.stream.enqueue([op, row_loss, row_z, &pool = context.pool] {
-    dispatch_logits(op.logits.dtype(),
-                    gradient_type(op.dlogits, op.logits),
-                    [&]<class T, class D>(TypeTag<T>, TypeTag<D>) {
-                      cross_entropy<T, D>(pool, op, row_loss, row_z);
-                    });
+    cpu::dispatch_logits(op.logits, op.dlogits, [&]<class T, class D>(TypeTag<T>, TypeTag<D>) {
+      cross_entropy<T, D>(pool, op, row_loss, row_z);
+    });
   });
 }
 
@@ -206,10 +164,9 @@ void launch(CpuContext& context, const VocabDivergence& op) {
   const TensorView row_loss =
       context.scratch.take({op.logits.dim(0)}, op.loss_sum.dtype(), "vocab_divergence.rows");
   context.stream.enqueue([op, row_loss, &pool = context.pool] {
-    dispatch_logits(
-        op.logits.dtype(),
-        gradient_type(op.dlogits, op.logits),
-        [&]<class T, class D>(TypeTag<T>, TypeTag<D>) { divergence<T, D>(pool, op, row_loss); });
+    cpu::dispatch_logits(op.logits, op.dlogits, [&]<class T, class D>(TypeTag<T>, TypeTag<D>) {
+      divergence<T, D>(pool, op, row_loss);
+    });
   });
 }
 

@@ -1,4 +1,4 @@
-// Embedding. Forward: rows are gathered. Backward: tokens are grouped by word, in ascending order inside a word, with integer
+// Embedding. Forward: rows are gathered. Backward: tokens are grouped by word, those of other blocks' words left out, in ascending order inside a word, with integer
 // work only; then each word's row is summed in that order, a block per word and range of columns, so that every bit is that of
 // a walk through the tokens.
 #include "kernels/cuda/vectors.cuh"
@@ -15,29 +15,44 @@ constexpr int kThreads = 128;
 constexpr std::int64_t kMinOwners = 256;
 constexpr std::int64_t kMaxWordsPerOwner = 4096;
 
-std::int64_t owners_of(std::int64_t vocabulary) {
-  return std::max(kMinOwners, (vocabulary + kMaxWordsPerOwner - 1) / kMaxWordsPerOwner);
+std::int64_t owners_of(std::int64_t words) {
+  return std::max(kMinOwners, (words + kMaxWordsPerOwner - 1) / kMaxWordsPerOwner);
 }
 
-// The data layer refuses other ids; the stream fails, as it does on the CPU.
-__device__ __forceinline__ std::int64_t checked_id(std::int32_t id, std::int64_t vocabulary) {
-  if (id < 0 || id >= vocabulary) __trap();
-  return id;
-}
+// The words of a table: `first` and the next `count` of a vocabulary.
+struct Words {
+  std::int64_t first, count, vocabulary;
+  template <class Op>
+  static Words of(const Op& op, std::int64_t count) {
+    return {op.block * count, count, op.vocabulary()};
+  }
+  // The row that a token has in the table, or -1 when its word is elsewhere. The data layer refuses ids outside the
+  // vocabulary; the stream fails, as it does on the CPU.
+  __device__ __forceinline__ std::int32_t row_of(std::int32_t id) const {
+    if (id < 0 || id >= vocabulary) __trap();
+    const std::int64_t row = id - first;
+    return 0 <= row && row < count ? static_cast<std::int32_t>(row) : -1;
+  }
+};
 
 template <class Y, class T, class A, int N>
 __global__ void __launch_bounds__(kThreads) gather_kernel(Y* __restrict__ y,
                                                           const std::int32_t* __restrict__ ids,
                                                           const T* __restrict__ table,
                                                           std::int64_t tokens,
-                                                          std::int64_t vocabulary,
+                                                          const Words words,
                                                           std::int64_t d) {
   const std::int64_t per_row = d / N, items = tokens * per_row;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items;
        i += std::int64_t{gridDim.x} * kThreads) {
     const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
-    const auto v = load<N>(table + checked_id(ids[t], vocabulary) * d + c);
-    Vec<Y, N> out;
+    const std::int64_t row = words.row_of(ids[t]);
+    Vec<Y, N> out{};
+    if (row < 0) {
+      store<N>(y + t * d + c, out);
+      continue;
+    }
+    const auto v = load<N>(table + row * d + c);
 #pragma unroll
     for (int k = 0; k < N; ++k)
       out.v[k] = round_to<Y>(widen<A>(v.v[k]));
@@ -72,18 +87,18 @@ __global__ void __launch_bounds__(kWarp) group_kernel(std::int32_t* __restrict__
                                                       int* cursor,
                                                       const std::int32_t* __restrict__ ids,
                                                       std::int64_t tokens,
-                                                      std::int64_t vocabulary) {
+                                                      const Words table) {
   extern __shared__ int counters[];
   const int lane = static_cast<int>(threadIdx.x);
   const auto owners = static_cast<std::uint32_t>(gridDim.x), owner = blockIdx.x;
-  const int words = static_cast<int>((vocabulary + owners - 1) / owners);
+  const int words = static_cast<int>((table.count + owners - 1) / owners);
   for (int w = lane; w < words; w += kWarp)
     counters[w] = 0;
   __syncwarp();
   for_all_ids(ids, tokens, [&](std::int64_t t, std::int32_t token_id) {
-    if (t >= tokens) return;
-    const auto id = static_cast<std::uint32_t>(checked_id(token_id, vocabulary));
-    if (id % owners == owner) atomicAdd(&counters[id / owners], 1);
+    const std::int32_t row = t < tokens ? table.row_of(token_id) : -1;
+    const auto id = static_cast<std::uint32_t>(row);
+    if (row >= 0 && id % owners == owner) atomicAdd(&counters[id / owners], 1);
   });
   __syncwarp();
   // Counts become first places: a scan in steps of a warp.
@@ -106,8 +121,9 @@ __global__ void __launch_bounds__(kWarp) group_kernel(std::int32_t* __restrict__
   first = __shfl_sync(0xffffffffU, first, 0);
   __syncwarp();
   for_all_ids(ids, tokens, [&](std::int64_t t, std::int32_t token_id) {
-    const auto id = static_cast<std::uint32_t>(token_id);
-    const bool mine = t < tokens && id % owners == owner;
+    const std::int32_t row = t < tokens ? table.row_of(token_id) : -1;
+    const auto id = static_cast<std::uint32_t>(row);
+    const bool mine = row >= 0 && id % owners == owner;
     const unsigned any = __ballot_sync(0xffffffffU, mine);
     if (any == 0) return;
     if (mine) {
@@ -134,13 +150,14 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(G* dtable,
                                                        const std::int32_t* __restrict__ run,
                                                        const std::int32_t* __restrict__ ids,
                                                        const T* __restrict__ dy,
+                                                       std::int64_t first_word,
                                                        std::int64_t d) {
   constexpr int kAhead = 8;
   const std::int64_t c = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
   const int count = run[blockIdx.x];
   if (count == 0 || c >= d) return;
   const std::int32_t* tokens = order + blockIdx.x;
-  G* out = dtable + std::int64_t{ids[tokens[0]]} * d + c;
+  G* out = dtable + (ids[tokens[0]] - first_word) * d + c;
   auto sum = load<N>(out);
   const auto add = [&](const Vec<T, N>& v) {
 #pragma unroll
@@ -182,7 +199,7 @@ void gather(const CudaContext& context, const EmbeddingForward& op) {
                                      op.ids.as<std::int32_t>(),
                                      device_data<T>(op.table),
                                      tokens,
-                                     op.table.dim(0),
+                                     Words::of(op, op.table.dim(0)),
                                      d);
   });
   check_launch("kernel embedding_forward");
@@ -192,17 +209,17 @@ void group(const CudaContext& context,
            const EmbeddingBackward& op,
            const TensorView& order,
            const TensorView& run_and_cursor) {
-  const std::int64_t vocabulary = op.dtable.dim(0), owners = owners_of(vocabulary);
+  const std::int64_t words = op.dtable.dim(0), owners = owners_of(words);
   const auto stream = native_stream(context);
   MOESAIC_CUDA_CALL(cudaMemsetAsync(run_and_cursor.data(), 0, run_and_cursor.bytes(), stream));
   auto* run = run_and_cursor.as<std::int32_t>();
-  const auto shared = static_cast<std::size_t>((vocabulary + owners - 1) / owners) * sizeof(int);
+  const auto shared = static_cast<std::size_t>((words + owners - 1) / owners) * sizeof(int);
   group_kernel<<<static_cast<unsigned>(owners), kWarp, shared, stream>>>(order.as<std::int32_t>(),
                                                                          run,
                                                                          run + op.ids.dim(0),
                                                                          op.ids.as<std::int32_t>(),
                                                                          op.ids.dim(0),
-                                                                         vocabulary);
+                                                                         Words::of(op, words));
   check_launch("kernel embedding_backward: grouping");
 }
 
@@ -223,6 +240,7 @@ void scatter(const CudaContext& context,
                                                             run.as<std::int32_t>(),
                                                             op.ids.as<std::int32_t>(),
                                                             device_data<T>(op.dy),
+                                                            op.block * op.dtable.dim(0),
                                                             d);
       });
   check_launch("kernel embedding_backward");

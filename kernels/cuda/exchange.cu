@@ -177,7 +177,45 @@ struct TakeChoices {
   }
 };
 
+// partial[block] = the sum of the block's share of bytes.
+__global__ void __launch_bounds__(kThreads)
+    checksum_kernel(unsigned long long* partial, const std::uint8_t* x, std::uint64_t bytes) {
+  unsigned long long sum = 0;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < bytes;
+       i += std::uint64_t{gridDim.x} * kThreads)
+    sum += checksum_term(i, x[i]);
+  sum = row_sum<kThreads>(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// One block.
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(unsigned long long* sum, const unsigned long long* partial, unsigned blocks) {
+  unsigned long long own = 0;
+  for (unsigned i = threadIdx.x; i < blocks; i += kThreads)
+    own += partial[i];
+  own = row_sum<kThreads>(own);
+  if (threadIdx.x == 0) *sum = own;
+}
+
 }  // namespace
+
+void launch(CudaContext& context, const ByteChecksum& op) {
+  const auto bytes = static_cast<std::int64_t>(op.x.bytes());
+  const unsigned blocks = grid_for(context, (bytes + kThreads - 1) / kThreads);
+  const Arena::Mark mark(context.scratch);
+  const TensorView partial = context.scratch.take(
+      {std::int64_t{context.num_sms} * 8 + 1}, DType::i64, "byte_checksum.partial");
+  if (is_dry(context)) return;
+  const auto stream = native_stream(context);
+  auto* sums = reinterpret_cast<unsigned long long*>(partial.data());
+  checksum_kernel<<<blocks, kThreads, 0, stream>>>(
+      sums, reinterpret_cast<const std::uint8_t*>(op.x.data()), static_cast<std::uint64_t>(bytes));
+  check_launch("kernel byte_checksum");
+  sum_kernel<<<1, kThreads, 0, stream>>>(
+      reinterpret_cast<unsigned long long*>(op.sum.data()), sums, blocks);
+  check_launch("kernel byte_checksum: sum");
+}
 
 void launch(CudaContext& context, const ExpertPlaces& op) {
   if (is_dry(context) || op.places.numel() == 0) return;

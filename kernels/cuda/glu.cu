@@ -1,7 +1,6 @@
 // Gated linear units. Forward: one access per thread, in the order of memory. Backward: a warp or a
 // block per row, because the gradient of a row's weight is a sum over the row.
-#include "kernels/cuda/gate_math.cuh"
-#include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/glu_math.cuh"
 #include "kernels/ops/glu.h"
 
 namespace moesaic {
@@ -10,49 +9,6 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 128;
-
-// An activation gives h = a(g) b(u) and, as point(), h with its partial derivatives.
-template <class A, bool kFast>
-struct SwiGlu {
-  explicit SwiGlu(const GluActivation&) {}
-  __device__ __forceinline__ A value(A g, A u) const { return g * sigmoid<kFast>(g) * u; }
-  __device__ __forceinline__ void point(A g, A u, A& h, A& d_gate, A& d_up) const {
-    A s, c;
-    sigmoid_pair<kFast>(g, s, c);
-    const A silu = g * s;
-    h = silu * u;
-    d_gate = u * (s + silu * c);
-    d_up = silu;
-  }
-};
-
-template <class A, bool kFast>
-struct SituGlu {
-  explicit SituGlu(const GluActivation& a)
-      : b1(static_cast<A>(a.beta1)),
-        b2(static_cast<A>(a.beta2)),
-        inv1(static_cast<A>(1.0 / a.beta1)),
-        inv2(static_cast<A>(1.0 / a.beta2)) {}
-  __device__ __forceinline__ A value(A g, A u) const {
-    A tanh_g, tanh_u, unused;
-    tanh_and_slope<kFast>(g * inv1, tanh_g, unused);
-    tanh_and_slope<kFast>(u * inv2, tanh_u, unused);
-    return b1 * tanh_g * sigmoid<kFast>(g) * (b2 * tanh_u);
-  }
-  __device__ __forceinline__ void point(A g, A u, A& h, A& d_gate, A& d_up) const {
-    A s, c;
-    sigmoid_pair<kFast>(g, s, c);
-    A tanh_g, tanh_u, slope_g, slope_u;
-    tanh_and_slope<kFast>(g * inv1, tanh_g, slope_g);
-    tanh_and_slope<kFast>(u * inv2, tanh_u, slope_u);
-    const A up = b2 * tanh_u;
-    const A a = b1 * tanh_g * s;
-    h = a * up;
-    d_gate = up * (slope_g * s + a * c);
-    d_up = a * slope_u;
-  }
-  A b1, b2, inv1, inv2;
-};
 
 // A count beyond the bound is a bug of what wrote it; the stream fails, as it does on the CPU.
 __device__ __forceinline__ std::int64_t used_rows(std::int64_t bound,
@@ -76,12 +32,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(T* h,
        i += std::int64_t{gridDim.x} * kThreads) {
     const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
     const T* gate = gate_up + 2 * t * width + c;
-    auto g = load<N>(gate);
-    const auto u = load<N>(gate + width);
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-      g.v[k] = round_to<T>(act.value(widen<A>(g.v[k]), widen<A>(u.v[k])));
-    store<N>(h + t * width + c, g);
+    store<N>(h + t * width + c, glu_values<A>(act, load<N>(gate), load<N>(gate + width)));
   }
 }
 
@@ -98,6 +49,25 @@ struct Backward {
   bool weight_h;
 };
 
+// Sum over the PerRow threads of a row of what each has of its class of groups; the order is in glu_math.cuh.
+template <int PerRow, class A>
+__device__ __forceinline__ A sum_of_classes(A of_class) {
+  A x = of_class;  // the same in all threads of a group
+  x += __shfl_xor_sync(0xffffffffU, x, kGroupPieces);
+  x += __shfl_xor_sync(0xffffffffU, x, 2 * kGroupPieces);
+  if constexpr (PerRow > kWarp) {
+    __shared__ A of_warp[PerRow / kWarp];
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = x;
+    __syncthreads();
+    x = of_warp[0];
+#pragma unroll
+    for (int i = 1; i < PerRow / kWarp; ++i)
+      x += of_warp[i];
+    __syncthreads();  // the next row writes of_warp again
+  }
+  return x;
+}
+
 template <class T, class A, class Act, int N, int PerRow>
 __global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T, A> p, Act act) {
   constexpr int kRows = kThreads / PerRow;
@@ -109,26 +79,23 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T, A> p, Ac
     const A weight = p.row_weight == nullptr ? A(1) : p.row_weight[t];
     const A h_factor = p.weight_h ? weight : A(1);
     A sum = 0;
-    for (std::int64_t c = std::int64_t{threadIdx.x % PerRow} * N; c < p.width; c += PerRow * N) {
-      auto g = load<N>(gate + c);
-      auto u = load<N>(gate + p.width + c);
-      auto r = load<N>(p.dh + t * p.width + c);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        A value, d_gate, d_up;
-        act.point(widen<A>(g.v[i]), widen<A>(u.v[i]), value, d_gate, d_up);
-        const A grad = widen<A>(r.v[i]);
-        sum += grad * value;
-        g.v[i] = round_to<T>(weight * grad * d_gate);
-        u.v[i] = round_to<T>(weight * grad * d_up);
-        r.v[i] = round_to<T>(h_factor * value);
+    // All threads of a row take part in each round: they add up groups of pieces.
+    for (std::int64_t base = 0; base < p.width; base += PerRow * N) {
+      const std::int64_t c = base + std::int64_t{threadIdx.x % PerRow} * N;
+      A piece = 0;
+      if (c < p.width) {
+        auto g = load<N>(gate + c);
+        auto u = load<N>(gate + p.width + c);
+        auto r = load<N>(p.dh + t * p.width + c);
+        piece = glu_gradients(act, weight, h_factor, g, u, r);
+        store<N>(dgate + c, g);
+        store<N>(dgate + p.width + c, u);
+        if (p.h != nullptr) store<N>(p.h + t * p.width + c, r);
       }
-      store<N>(dgate + c, g);
-      store<N>(dgate + p.width + c, u);
-      if (p.h != nullptr) store<N>(p.h + t * p.width + c, r);
+      if (p.drow_weight != nullptr) sum += lanes_sum<kGroupPieces>(piece);
     }
     if (p.drow_weight != nullptr) {
-      sum = shared_row_sum<PerRow>(sum);
+      sum = sum_of_classes<PerRow>(sum);
       if (threadIdx.x % PerRow == 0) p.drow_weight[t] = sum;
     }
   }
@@ -141,7 +108,8 @@ void with_row_threads(const CudaContext& context, std::int64_t rows, std::int64_
     constexpr int kRows = kThreads / PerRow;
     f(per_row, grid_for(context, (rows + kRows - 1) / kRows, 32));
   };
-  if (width <= 2 * kWarp * N) return call(std::integral_constant<int, kWarp>{});
+  if (row_classes(width, N) < kThreads / kGroupPieces)
+    return call(std::integral_constant<int, kWarp>{});
   call(std::integral_constant<int, kThreads>{});
 }
 

@@ -158,8 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t block = std::int64_t{blockIdx.x} * kGroups * kKeys,
                      chunk = a.first + std::int64_t{blockIdx.y} * a.chunk_queries,
-                     from = max(chunk, block),
-                     to = min(a.first + a.rows, chunk + a.chunk_queries);
+                     from = max(chunk, block), to = min(a.first + a.rows, chunk + a.chunk_queries);
   // Nearly all blocks of packed documents: no query of the chunk sees these keys, and the part keeps its sum.
   if (!a.fresh && (from >= to || a.see.begins[from] >= block + kGroups * kKeys)) return;
   const auto wanted = [&](std::int64_t t) {
@@ -341,7 +340,8 @@ void gradients_tiled(const CudaContext& context,
                      const SelectionWords& selection,
                      std::int64_t first,
                      std::int64_t rows,
-                     std::int64_t rows_at_a_time) {
+                     std::int64_t rows_at_a_time,
+                     bool fresh) {
   const std::int64_t n = see.keys, chunks = gradient_chunks(n);
   const Args args{.qi = reinterpret_cast<const __nv_bfloat16*>(op.qi.as<bf16>()),
                   .ki = reinterpret_cast<const __nv_bfloat16*>(op.ki.as<bf16>()),
@@ -354,7 +354,7 @@ void gradients_tiled(const CudaContext& context,
                   .first = first,
                   .rows = rows,
                   .parts = parts,
-                  .fresh = first == 0,
+                  .fresh = fresh,
                   .chunk_queries = (rows_at_a_time + chunks - 1) / chunks,
                   .dqi = reinterpret_cast<__nv_bfloat16*>(op.dqi.as<bf16>()),
                   .dw = op.dw.data()};

@@ -121,10 +121,15 @@ __device__ A block_max(A x) {
   return x;
 }
 
-// One block per query: its KL, and index becomes dI = weight / tokens (softmax(index) - target / sum), 0 where hidden.
+// One block per query: its KL, and index becomes dI = weight / tokens (softmax(index) - target / sum), 0 where hidden and
+// for queries before `counted`.
 template <class A, class T>
-__global__ void __launch_bounds__(kRowThreads)
-    rows_kernel(LossArgs<A, T> args, A* kl, double weight, const void* tokens, bool wide_tokens) {
+__global__ void __launch_bounds__(kRowThreads) rows_kernel(LossArgs<A, T> args,
+                                                           A* kl,
+                                                           std::int64_t counted,
+                                                           double weight,
+                                                           const void* tokens,
+                                                           bool wide_tokens) {
   const double divisor = tokens == nullptr ? 1.0
                          : wide_tokens     ? *static_cast<const double*>(tokens)
                                        : static_cast<double>(*static_cast<const float*>(tokens));
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     total = row_sum<kRowThreads>(total);
     largest = block_max(largest);
-    const bool keys = total > A(0) && largest != nothing;
+    const bool keys = t >= counted && total > A(0) && largest != nothing;
     for (std::int64_t c = threadIdx.x; c < n; c += kRowThreads) {
       if (keys && seen(c)) exp_total += exp(index[c] - largest);
     }
@@ -157,7 +162,7 @@ __global__ void __launch_bounds__(kRowThreads)
       index[c] = d;
     }
     loss = row_sum<kRowThreads>(loss);
-    if (threadIdx.x == 0) kl[t] = keys || total == total ? loss : total;
+    if (threadIdx.x == 0) kl[t] = keys || total == total || t < counted ? loss : total;
   }
 }
 
@@ -348,7 +353,8 @@ Paths paths_of(const CudaContext& context, const IndexerLoss& op) {
 
 struct LossMemory {
   TensorView begins, words, target, index, kl, parts;
-  std::int64_t rows = 0;
+  std::int64_t first = 0;  // the queries that are worked on begin with a whole tile
+  std::int64_t rows = 0;   // so many at a time
   int heads_per_group = 1, groups = 1;
 };
 
@@ -357,8 +363,11 @@ LossMemory take_memory(Arena& scratch, const IndexerLoss& op, const Paths& paths
   const std::int64_t n = op.qi.dim(0), keys = op.ki.dim(0), heads = op.qi.dim(1),
                      dim = op.qi.dim(2);
   LossMemory m;
-  m.rows =
-      rows_at_a_time(n, keys, 2 * static_cast<std::int64_t>(byte_size(stats)) + 1, kScratchBudget);
+  m.first = op.query_begin / kTile * kTile;
+  m.rows = rows_at_a_time(op.last_query() - m.first,
+                          keys,
+                          2 * static_cast<std::int64_t>(byte_size(stats)) + 1,
+                          kScratchBudget);
   m.begins = scratch.take({n}, DType::i32, "indexer documents");
   if (!op.selected.empty())
     m.words = scratch.take({m.rows, (keys + 31) / 32}, DType::i32, "indexer selection");
@@ -407,7 +416,7 @@ void gradients(CudaContext& context,
   key_gradient_kernel<<<dim3(tiles_of(op.ki.dim(0)), static_cast<unsigned>(m.groups), channels),
                         kTileThreads,
                         kShared,
-                        stream>>>(args, m.parts.as<A>(), m.heads_per_group, args.first == 0);
+                        stream>>>(args, m.parts.as<A>(), m.heads_per_group, args.first == m.first);
   check_launch("kernel indexer_loss: gradient of the keys");
 }
 
@@ -430,10 +439,18 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
                       .target = m.target.as<A>(),
                       .index = m.index.as<A>()};
   launch_document_begins(context, m.begins, op.cu_seqlens, keys);
+  if (op.last_query() - m.first < n) {  // what is not worked on
+    const auto clear = [&](const TensorView& all) {
+      if (!all.empty()) MOESAIC_CUDA_CALL(cudaMemsetAsync(all.data(), 0, all.bytes(), stream));
+    };
+    clear(m.kl);
+    clear(op.dqi);
+    clear(op.dw);
+  }
   const auto key_tiles = static_cast<unsigned>((keys + kTile - 1) / kTile);
-  for (std::int64_t first = 0; first < n; first += m.rows) {
+  for (std::int64_t first = m.first; first < op.last_query(); first += m.rows) {
     args.first = first;
-    args.rows = std::min(m.rows, n - first);
+    args.rows = std::min(m.rows, op.last_query() - first);
     if (!op.selected.empty()) {
       launch_selection_words(context, m.words, op.selected, args.see, first, args.rows);
       args.selection = {reinterpret_cast<const std::uint32_t*>(m.words.as<std::int32_t>()),
@@ -454,6 +471,7 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
     rows_kernel<<<grid_for(context, args.rows), kRowThreads, 0, stream>>>(
         args,
         m.kl.as<A>(),
+        op.query_begin,
         op.weight,
         op.tokens.empty() ? nullptr : op.tokens.data(),
         op.tokens.dtype() == DType::f64);
@@ -468,7 +486,8 @@ void loss(CudaContext& context, const IndexerLoss& op, const LossMemory& m, cons
                       args.selection,
                       first,
                       args.rows,
-                      m.rows);
+                      m.rows,
+                      first == m.first);
     } else {
       gradients<A, T>(context, op, m, args);
     }

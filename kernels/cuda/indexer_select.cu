@@ -95,6 +95,11 @@ void scores_plain(const CudaContext& context,
   }
 }
 
+// The queries that are worked on begin with a whole tile.
+std::int64_t first_of(const IndexerSelect& op) {
+  return op.query_begin / kTile * kTile;
+}
+
 bool use_tiled(const CudaContext& context, const IndexerSelect& op) {
   return may_specialise(context) && scores_tiled_takes(op.qi, op.ki, op.w);
 }
@@ -110,8 +115,8 @@ void select(CudaContext& context, const IndexerSelect& op, TensorView begins, Te
   launch_document_begins(context, begins, op.cu_seqlens, see.keys);
   if (all_wanted) zero_tensor(op.scores, context.stream);
   const std::int64_t at_a_time = scores.dim(0);
-  for (std::int64_t first = 0; first < see.queries; first += at_a_time) {
-    const std::int64_t rows = std::min(at_a_time, see.queries - first);
+  for (std::int64_t first = first_of(op); first < op.last_query(); first += at_a_time) {
+    const std::int64_t rows = std::min(at_a_time, op.last_query() - first);
     if (tiled) {
       scores_tiled(context,
                    scores.as<float>(),
@@ -149,8 +154,10 @@ void launch(CudaContext& context, const IndexerSelect& op) {
   const TensorView begins = context.scratch.take({queries}, DType::i32, "indexer documents");
   TensorView scores;
   if (choosing && !all_wanted) {
-    const std::int64_t rows =
-        rows_at_a_time(queries, keys, static_cast<std::int64_t>(byte_size(stats)), kScratchBudget);
+    const std::int64_t rows = rows_at_a_time(op.last_query() - first_of(op),
+                                             keys,
+                                             static_cast<std::int64_t>(byte_size(stats)),
+                                             kScratchBudget);
     scores = context.scratch.take({rows, keys}, stats, "indexer scores");
   }
   report_path(context, op, use_tiled(context, op) ? "tiled" : "plain");

@@ -42,7 +42,7 @@ bool gradients_tiled_takes(const IndexerLoss& op);
 std::int64_t gradient_chunks(std::int64_t queries);
 
 /// dqi and dw of the queries [first, first + rows), and their share of dki: parts [gradient_chunks, keys, 128] f32 is
-/// written when first = 0, else added to. `rows_at_a_time` is what all calls but the last one pass as `rows`. d_index [rows, keys] f32 is d loss / d score; it must be 0 where a query sees
+/// written when `fresh`, else added to. `rows_at_a_time` is what all calls but the last one pass as `rows`. d_index [rows, keys] f32 is d loss / d score; it must be 0 where a query sees
 /// a key that its selection does not hold.
 void gradients_tiled(const CudaContext& context,
                      const IndexerLoss& op,
@@ -52,6 +52,7 @@ void gradients_tiled(const CudaContext& context,
                      const SelectionWords& selection,
                      std::int64_t first,
                      std::int64_t rows,
-                     std::int64_t rows_at_a_time);
+                     std::int64_t rows_at_a_time,
+                     bool fresh);
 
 }  // namespace moesaic::cuda

@@ -26,6 +26,10 @@ inline bool is_dry(const CudaContext& context) {
 /// Whether `op` may take a kernel for particular sizes. The choice may depend on sizes, dtypes and alignment only, never on
 /// the machine or on data: it decides the bits of the result.
 inline bool may_specialise(const CudaContext& context) {
+  return context.path != KernelPath::plain;
+}
+/// The same for a kernel that does the work of several ops.
+inline bool may_fuse(const CudaContext& context) {
   return context.path == KernelPath::automatic;
 }
 /// For ops with more than one kernel: call it where the choice is made, in dry runs too.

@@ -136,6 +136,26 @@ __device__ __forceinline__ void tma_load_3d(
       "r"(c2)
       : "memory");
 }
+__device__ __forceinline__ void tma_load_5d(void* shared,
+                                            const CUtensorMap* map,
+                                            std::uint64_t* barrier,
+                                            int c0,
+                                            int c1,
+                                            int c2,
+                                            int c3,
+                                            int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared_address(barrier)),
+      "r"(c0),
+      "r"(c1),
+      "r"(c2),
+      "r"(c3),
+      "r"(c4)
+      : "memory");
+}
 /// The same bytes to the same place of every block in `blocks` (bit = rank in the cluster); each one's barrier at the same
 /// place counts its copy.
 __device__ __forceinline__ void tma_load_2d_multicast(void* shared,

@@ -158,10 +158,32 @@ struct ExchangeChoices {
   OpCost cost() const;
 };
 
+/// sum[0] = the sum modulo 2^64 of checksum_term(i, byte i) over the bytes of x, in any order: equal for equal bytes, and
+/// for others with probability 2^-64.
+///
+///   sum one i64 element;  x any type and shape
+struct ByteChecksum {
+  static constexpr const char* kName = "byte_checksum";
+  TensorView sum{};
+  ConstTensorView x{};
+
+  void check() const;
+  OpCost cost() const;
+};
+constexpr std::uint64_t checksum_term(std::uint64_t index, std::uint8_t byte) noexcept {
+  // The finaliser of SplitMix64, a bijection of 64 bits.
+  std::uint64_t z = (index << 8 | byte) + 0x9E3779B97F4A7C15ULL;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+  return z ^ (z >> 31);
+}
+
+void launch(CpuContext& context, const ByteChecksum& op);
 void launch(CpuContext& context, const ExpertPlaces& op);
 void launch(CpuContext& context, const ExchangeGroups& op);
 void launch(CpuContext& context, const ExchangeCounts& op);
 void launch(CpuContext& context, const ExchangeChoices& op);
+void launch(CudaContext& context, const ByteChecksum& op);
 void launch(CudaContext& context, const ExpertPlaces& op);
 void launch(CudaContext& context, const ExchangeGroups& op);
 void launch(CudaContext& context, const ExchangeCounts& op);

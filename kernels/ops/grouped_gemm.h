@@ -44,7 +44,9 @@ struct GroupedLinearBackwardInput {
 ///
 ///   dw  [slots, n, k]  acc_t or the type of x; accumulates; a slot whose expert has no row keeps its bits
 ///
-/// Two experts must not share a slot. The sum over rows runs in fixed blocks that start at the expert's first row.
+/// Two experts must not share a slot. The sum over rows has a fixed order. On the CPU an element's sum begins with dw and goes
+/// on row by row (dw of the type of the sum): an expert's rows in several calls, one after the other, give the bits of one. On
+/// the GPU it runs in fixed blocks that start at the expert's first row.
 struct GroupedLinearBackwardWeight {
   static constexpr const char* kName = "grouped_linear_backward_weight";
   TensorView dw{};

@@ -19,6 +19,9 @@ namespace moesaic {
 ///   elsewhere given      [Tq, k] i32   optional: copied to `selected` instead of choosing (replay
 ///   of a saved choice)
 ///
+/// Only the queries [query_begin, query_end) must be chosen for (query_end < 0: all up to Tq); other rows of `selected` need
+/// not be written. A row's bits do not depend on which others are wanted. Not together with scores or given.
+///
 /// Scores are summed in the statistics type; selection is exact. No gradient passes through the
 /// selection. Source: SPEC sections 3.1 and 3.2.
 struct IndexerSelect {
@@ -30,9 +33,12 @@ struct IndexerSelect {
   ConstTensorView w;
   ConstTensorView cu_seqlens;
   ConstTensorView given;
+  std::int64_t query_begin = 0;
+  std::int64_t query_end = -1;
 
   void check() const;
   OpCost cost() const;
+  std::int64_t last_query() const { return query_end < 0 ? qi.dim(0) : query_end; }
 };
 
 /// Loss of the indexer and its gradient. Per query t, over its keys (all visible ones, or
@@ -51,6 +57,9 @@ struct IndexerSelect {
 ///                 them are constants: no gradient reaches them
 ///   selected      empty = warm-up stage (all visible keys)
 ///   tokens        one element, f32 | f64: divisor; empty = 1
+///
+/// Only the queries [query_begin, query_end) count (query_end < 0: all up to T): the others have KL 0, rows of 0 in dqi and dw,
+/// and add nothing to dki, so that ranks can share the queries and add up what they find.
 ///
 /// A query with one key gives KL 0 and gradient 0. Memory: one query block against its document,
 /// never all heads. The path is chosen as in attention, except that few queries are no reason for
@@ -75,9 +84,13 @@ struct IndexerLoss {
   double scale = 1.0;
   double weight = 1.0;
   AttentionPath path = AttentionPath::automatic;
+  std::int64_t query_begin = 0;
+  std::int64_t query_end = -1;
 
   void check() const;
   OpCost cost() const;
+  std::int64_t last_query() const { return query_end < 0 ? qi.dim(0) : query_end; }
+  bool counts(std::int64_t t) const { return query_begin <= t && t < last_query(); }
 };
 
 void launch(CpuContext& context, const IndexerSelect& op);

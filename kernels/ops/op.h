@@ -35,8 +35,9 @@ struct CpuContext {
       nullptr;  ///< not owned; null: nobody looks, and it costs one branch per op
 };
 /// Which of its kernels an op of the CUDA backend may take. `plain` ones take any size and dtype; the others take the
-/// sizes that large models have, faster. Tests and `bench` compare them.
-enum class KernelPath : std::uint8_t { automatic, plain };
+/// sizes that large models have, faster. `separate`: as automatic, but what several ops can do runs as those. Tests and
+/// `bench` compare them.
+enum class KernelPath : std::uint8_t { automatic, plain, separate };
 
 /// Told by launch(), on the host, which kernel it chose. `path` is "plain", "tiled", or what the op's file documents.
 class PathObserver {

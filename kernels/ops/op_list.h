@@ -17,6 +17,7 @@
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/glu.h"
 #include "kernels/ops/grouped_gemm.h"
+#include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/guard.h"
 #include "kernels/ops/head_linear.h"
 #include "kernels/ops/indexer.h"
@@ -37,6 +38,7 @@
 #include "kernels/ops/short_conv.h"
 #include "kernels/ops/sparse_mla.h"
 #include "kernels/ops/topk.h"
+#include "kernels/ops/vocab_block.h"
 #include "kernels/ops/vocab_loss.h"
 
 namespace moesaic {
@@ -60,6 +62,7 @@ using AllOps = OpList<            //
     BalanceFrequency,             //
     BalanceHistogram,             //
     BalanceMargins,               //
+    ByteChecksum,                 //
     Cast,                         //
     ClipFactor,                   //
     CombineRows,                  //
@@ -83,6 +86,8 @@ using AllOps = OpList<            //
     Gemm,                         //
     GluBackward,                  //
     GluForward,                   //
+    GroupedGluBackward,           //
+    GroupedGluForward,            //
     GroupedLinearBackwardInput,   //
     GroupedLinearBackwardWeight,  //
     GroupedLinearForward,         //
@@ -130,6 +135,8 @@ using AllOps = OpList<            //
     SplitColumns,                 //
     SumOfSquares,                 //
     TopK,                         //
+    VocabBlockCrossEntropy,       //
+    VocabBlockSums,               //
     VocabDivergence               //
     >;
 

@@ -15,7 +15,8 @@ namespace {
 
 std::string text_of(const ExchangeOptions& o) {
   return fmt::format(
-      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}",
+      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}, "
+      "verify {}",
       name(o.method),
       o.grid.nodes,
       o.grid.per_node,
@@ -23,7 +24,8 @@ std::string text_of(const ExchangeOptions& o) {
       o.choices,
       o.max_tokens,
       name(o.weights),
-      o.buffer_factor);
+      o.buffer_factor,
+      o.verify);
 }
 
 void check_options(Communicator* group, const ExchangeOptions& o) {
@@ -61,7 +63,7 @@ ExchangeBounds bounds_of(const ExchangeOptions& o) {
   ExchangeBounds b;
   b.rows = most(hops.size);
   b.copies = b.rows * (o.method == ExchangeMethod::pair ? 1 : o.choices);
-  if (o.buffer_factor > 0) {
+  if (o.buffer_factor > 0 && !is_dense(o.method)) {
     const double k = static_cast<double>(o.choices), t = static_cast<double>(o.max_tokens);
     const double rows = o.method == ExchangeMethod::pair
                             ? k
@@ -71,7 +73,7 @@ ExchangeBounds bounds_of(const ExchangeOptions& o) {
       return std::min(all, std::max(n, least));
     };
     // A pass takes at least a row from every rank.
-    if (!is_dense(o.method)) b.rows = planned(rows, o.grid.ranks(), b.rows);
+    b.rows = planned(rows, o.grid.ranks(), b.rows);
     b.copies = planned(k, o.grid.ranks() * o.choices, b.copies);
   }
   b.returned_rows = most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 1);
@@ -100,8 +102,12 @@ const ExchangeStatistics& ExpertExchange::statistics() const noexcept {
   return impl_->statistics;
 }
 
-ExchangePlan ExpertExchange::make_plan(Device device) const {
-  auto plan = std::make_unique<ExchangePlan::Impl>(device);
+bool ExpertExchange::may_take_passes() const noexcept {
+  return impl_->limited();
+}
+
+ExchangePlan ExpertExchange::make_plan(Device device, const std::string& label) const {
+  auto plan = std::make_unique<ExchangePlan::Impl>(device, label);
   const auto bytes = static_cast<std::size_t>(
       num_counts(impl_->options.method, impl_->options.grid) * impl_->options.grid.ranks() * 4);
   if (bytes > 0) plan->host_counts = make_host_buffer(bytes, device, "exchange counts");
@@ -119,6 +125,7 @@ void ExpertExchange::begin_plan(
   MOESAIC_CHECK(tokens <= self.options.max_tokens,
                 fmt::format("{} tokens, at most {}", tokens, self.options.max_tokens));
   MOESAIC_CHECK(passes >= 1, "no pass");
+  self.be_at(p, "plan", 0);
   p.routing = routing;
   p.tokens = tokens;
   p.passes = passes;
@@ -144,6 +151,8 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
   if (!self.dense()) {
     p.passes =
         passes_for(table, self.bounds.rows, self.bounds.copies, self.options.choices, p.passes);
+    if (stream_of(backend).mode() == Stream::Mode::dry && self.limited())
+      p.passes = std::max(2, p.passes);
   }
   Arena& scratch = scratch_of(backend);
   for (std::size_t h = 0; h <= self.last(); ++h) {
@@ -151,6 +160,7 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
     self.set_rows(hop, table, h);
     if (h == self.last()) break;
     const Arena::Mark mark(scratch);
+    self.be_at(p, "plan", h);
     PlanHop& next = p.hops[h + 1];
     const ConstTensorView weights = h == 0 ? self.padded(backend, p.routing.weights) : hop.weights;
     self.send_choices(hop, h, backend, weights, pass_of(hop, 0, 1), next.places, next.weights);
@@ -176,6 +186,7 @@ void ExpertExchange::dispatch_choices(ExchangePlan& plan,
   check_shape(topk_rows, {self.bounds.rows, k}, "topk_rows");
   check_shape(weights_rows, {self.bounds.rows, k}, "weights_rows");
   const Arena::Mark mark(scratch_of(backend));
+  self.be_at(p, "dispatch", self.last());
   const PlanHop& hop = p.hops[self.last()];
   const ConstTensorView weights =
       self.last() == 0 ? self.padded(backend, p.routing.weights) : hop.weights;
@@ -227,6 +238,7 @@ EnteredRows ExpertExchange::enter(
         h + 1 == self.last()
             ? end
             : Impl::row_memory(scratch, self.most(h + 1), width, x.dtype(), format);
+    self.be_at(p, "dispatch", h);
     self.send_rows(p.hops[h], backend, pass_of(p.hops[h], 0, 1), at, next);
     at = next.entered();
   }
@@ -239,13 +251,14 @@ void ExpertExchange::dispatch(
   ExchangePlan::Impl& p = Impl::finished(plan);
   const PlanHop& hop = p.hops[self.last()];
   const AllToAllPlan part = pass_of(hop, pass, p.passes);
+  self.be_at(p, "dispatch", self.last());
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
   if (from.format == RowFormat::plain) {
     check_shape(rows, {self.bounds.rows, from.rows.dim(1)}, "rows");
     check_dtype(rows, from.rows.dtype(), "rows");
     const ConstTensorView all = self.last() == 0 ? self.padded(backend, from.rows) : from.rows;
-    return self.send_rows(hop, backend, part, {{rows, all}});
+    return self.send_rows(hop, backend, part, {{rows, all, "rows"}});
   }
   check_shape(rows, {self.bounds.rows, from.codes.dim(1)}, "rows");
   const Impl::RowMemory landed =
@@ -265,6 +278,7 @@ void ExpertExchange::combine(
   check_shape(rows, {self.bounds.rows, rows.dim(1)}, "rows");
   check_shape(returned, {self.bounds.returned_rows, rows.dim(1)}, "returned");
   check_dtype(returned, rows.dtype(), "returned");
+  self.be_at(p, "combine", self.last());
   self.send_back(p.hops[self.last()], backend, pass, p.passes, returned, rows);
 }
 
@@ -285,6 +299,7 @@ void ExpertExchange::leave(ExchangePlan& plan,
     self.add_up(p.hops[h], backend, sums.rows(0, p.hops[h - 1].received), returned);
     const TensorView next =
         scratch.take({self.most_sent(h - 1), width}, returned.dtype(), "exchange.returned");
+    self.be_at(p, "combine", h - 1);
     self.send_back(p.hops[h - 1], backend, 0, 1, next, sums);
     returned = next;
   }

@@ -22,8 +22,13 @@ struct ExchangeOptions {
   std::int64_t max_tokens = 0;  ///< of any rank
   DType weights = DType::f32;   ///< the statistics type
   /// Rows that a rank's buffers hold, as a multiple of what it gets on average when all experts are chosen equally often;
-  /// 0 = what it can get at most. With fewer rows than come, an exchange takes several passes.
+  /// 0 = what it can get at most. With fewer rows than come, an exchange takes several passes. The dense methods do not count
+  /// what comes: theirs always hold the most.
   double buffer_factor = 0;
+  /// Every message, counts too, is checked by a checksum that its sender made; a damaged one is an InternalError that names
+  /// the plan's label, the hop, both ranks and what it held. For looking for faults of network and libraries: the host waits in
+  /// each exchange.
+  bool verify = false;
 };
 
 /// Sizes of the memory that callers provide.
@@ -111,8 +116,11 @@ class ExpertExchange {
   const ExchangeOptions& options() const noexcept;
   const ExchangeBounds& bounds() const noexcept;
   const ExchangeStatistics& statistics() const noexcept;
-  /// Allocates what a plan needs on the host.
-  ExchangePlan make_plan(Device device) const;
+  /// Whether the buffers are smaller than what can come, so that a plan may have several passes. On a dry stream it then has
+  /// two: what a further one takes is measured.
+  bool may_take_passes() const noexcept;
+  /// Allocates what a plan needs on the host. `label`: whose tokens it carries, for messages.
+  ExchangePlan make_plan(Device device, const std::string& label = "") const;
 
   /// `memory` [plan_bytes] u8, 64-byte aligned, holds the plan as long as it is used. `routing` must stay valid as long.
   /// passes: at least so many (pieces that overlap with the experts' work).

@@ -51,7 +51,7 @@ ExpertExchange::Impl::Impl(Communicator* g, const ExchangeOptions& o, const Exch
       rank(g == nullptr ? 0 : g->rank()),
       places_per_rank(static_cast<std::int32_t>(o.experts / o.grid.ranks())),
       bounds(b) {
-  ExchangePlan::Impl measured(kCpu);
+  ExchangePlan::Impl measured(kCpu, "");
   bounds.plan_bytes = lay_out(measured, {});
 }
 
@@ -62,6 +62,12 @@ std::int64_t ExpertExchange::Impl::most(std::size_t hop) const {
 std::int64_t ExpertExchange::Impl::most_sent(std::size_t hop) const {
   return most_items(
       options.method, options.grid, options.max_tokens, options.choices, static_cast<int>(hop));
+}
+
+bool ExpertExchange::Impl::limited() const {
+  const std::int64_t rows = most(last() + 1);
+  return bounds.rows < rows ||
+         bounds.copies < rows * (options.method == ExchangeMethod::pair ? 1 : options.choices);
 }
 
 ExchangePlan::Impl& ExpertExchange::Impl::finished(const ExchangePlan& plan) {
@@ -132,6 +138,7 @@ void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& back
     statistics.count_bytes +=
         static_cast<std::int64_t>(plan.counts.bytes()) * (options.grid.ranks() - 1);
   }
+  if (options.verify && group != nullptr) verify_counts(plan, backend);
   copy_tensor(plan.host_counts.view(plan.all_counts.shape(), DType::i32), plan.all_counts, stream);
   stream.record(plan.counted);
 }
@@ -147,11 +154,20 @@ HopTable ExpertExchange::Impl::table_of(const ExchangePlan::Impl& plan, Backend&
 }
 
 void ExpertExchange::Impl::set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const {
-  hop.send_rows.clear();
-  hop.recv_rows.clear();
-  for (int p = 0; p < options.grid.ranks(); ++p) {
-    hop.send_rows.push_back(table.at(h, rank, p));
-    hop.recv_rows.push_back(table.at(h, p, rank));
+  const int ranks = options.grid.ranks();
+  const auto num = static_cast<std::size_t>(ranks);
+  hop.rank = rank;
+  for (auto* list : {&hop.send_rows, &hop.recv_rows, &hop.sent_to, &hop.sent_earlier})
+    list->assign(num, 0);
+  for (int p = 0; p < ranks; ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    hop.send_rows[i] = table.at(h, rank, p);
+    hop.recv_rows[i] = table.at(h, p, rank);
+    for (int n = 0; n < ranks; ++n) {
+      const int from = (p + n) % ranks;
+      if (from == rank) hop.sent_earlier[i] = hop.sent_to[i];
+      hop.sent_to[i] += table.at(h, from, p);
+    }
   }
   hop.items = std::accumulate(hop.send_rows.begin(), hop.send_rows.end(), std::int64_t{0});
   hop.received = std::accumulate(hop.recv_rows.begin(), hop.recv_rows.end(), std::int64_t{0});
@@ -190,7 +206,9 @@ void ExpertExchange::Impl::move(Backend& backend,
     }
     traffic.add(options.grid.link(rank, p), out, row_bytes);
   }
-  if (group != nullptr) group->exchange(sends, receives, stream);
+  if (group == nullptr) return;
+  group->exchange(sends, receives, stream);
+  if (options.verify) verify(backend, pieces, plan);
 }
 
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,
@@ -216,7 +234,7 @@ void ExpertExchange::Impl::send_rows(const PlanHop& hop,
           const std::int64_t at = plan.recv_offset[static_cast<std::size_t>(rank)];
           gather(piece.out.rows(at, at + end - begin), begin, end);
         });
-    sent.push_back({piece.out, out});
+    sent.push_back({piece.out, out, piece.what});
   }
   move(backend, sent, plan, statistics.rows, true);
 }
@@ -254,8 +272,10 @@ void ExpertExchange::Impl::send_rows(const PlanHop& hop,
                                      const AllToAllPlan& plan,
                                      const EnteredRows& from,
                                      const RowMemory& to) {
-  if (from.format == RowFormat::plain) return send_rows(hop, backend, plan, {{to.rows, from.rows}});
-  send_rows(hop, backend, plan, {{to.codes, from.codes}, {to.scales, from.scales}});
+  if (from.format == RowFormat::plain)
+    return send_rows(hop, backend, plan, {{to.rows, from.rows, "rows"}});
+  send_rows(
+      hop, backend, plan, {{to.codes, from.codes, "codes"}, {to.scales, from.scales, "scales"}});
 }
 
 void ExpertExchange::Impl::send_choices(const PlanHop& hop,
@@ -287,10 +307,11 @@ void ExpertExchange::Impl::send_choices(const PlanHop& hop,
       run(backend, op);
     };
     for_ranges(plan, rank, take, take);
-    return move(backend, {{places_in, p}, {weights_in, w}}, plan, statistics.choices);
+    return move(
+        backend, {{places_in, p, "places"}, {weights_in, w, "weights"}}, plan, statistics.choices);
   }
   // Everybody gets all choices and keeps those that pass through here.
-  move(backend, {{p, hop.places}, {w, weights}}, plan, statistics.choices);
+  move(backend, {{p, hop.places, "places"}, {w, weights, "weights"}}, plan, statistics.choices);
   const std::int32_t width =
       h == last() ? places_per_rank : places_per_rank * options.grid.per_node;
   op.keep_begin = rank * places_per_rank / width * width;
@@ -314,7 +335,7 @@ void ExpertExchange::Impl::send_back(const PlanHop& hop,
   AllToAllPlan back = there.reversed();
   for (std::size_t p = 0; p < back.recv_offset.size(); ++p)
     back.recv_offset[p] += hop.return_offset[p] - hop.send_offset[p];
-  move(backend, {{returned, rows}}, back, statistics.rows);
+  move(backend, {{returned, rows, "rows"}}, back, statistics.rows);
 }
 
 void ExpertExchange::Impl::add_up(const PlanHop& hop,

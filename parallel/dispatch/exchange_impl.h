@@ -21,6 +21,8 @@ struct ExpertExchange::Impl {
   /// Rows before a hop, and rows that it sends, at most.
   std::int64_t most(std::size_t hop) const;
   std::int64_t most_sent(std::size_t hop) const;
+  /// Whether more can come than the buffers hold.
+  bool limited() const;
   static ExchangePlan::Impl& finished(const ExchangePlan& plan);
 
   /// Sets the device tensors of a plan to parts of `memory`; returns the bytes that they take.
@@ -36,13 +38,24 @@ struct ExpertExchange::Impl {
   struct Piece {
     TensorView out;
     ConstTensorView in;
+    const char* what;
   };
+  /// What is under way, for messages.
+  struct Place {
+    std::string label, hop;
+  } place;
+  /// Names it: set at the start of every call.
+  void be_at(const ExchangePlan::Impl& plan, const char* what, std::size_t hop);
   /// Moves rows of all pieces at once; those for this rank itself are copied, unless `own_is_there`.
   void move(Backend& backend,
             const std::vector<Piece>& pieces,
             const AllToAllPlan& plan,
             Traffic& traffic,
             bool own_is_there = false);
+  /// Compares the counts of every rank with the checksum that it made of them; waits.
+  void verify_counts(const ExchangePlan::Impl& plan, Backend& backend);
+  /// Compares checksums of all messages of a move with those of their senders; waits.
+  void verify(Backend& backend, const std::vector<Piece>& pieces, const AllToAllPlan& plan);
   /// out = the rows of `in` [hop.rows, width] that come here in a pass of the hop, for all pieces at once.
   void send_rows(const PlanHop& hop,
                  Backend& backend,

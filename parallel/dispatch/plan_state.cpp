@@ -13,21 +13,43 @@ constexpr std::int64_t kAlignment = 256;
 std::int64_t begin_of(std::int64_t n, int pass, int passes) {
   return n * pass / passes;
 }
-std::int64_t part_of(std::int64_t n, int pass, int passes) {
-  return begin_of(n, pass + 1, passes) - begin_of(n, pass, passes);
+// The most that a pass has.
+std::int64_t most_of(std::int64_t n, int passes) {
+  return (n + passes - 1) / passes;
+}
+
+// Of `count` rows that are rows `first`, … of a list of n: those that belong to a pass.
+struct Part {
+  std::int64_t skipped = 0, rows = 0;
+};
+Part part_of(std::int64_t first, std::int64_t count, std::int64_t n, int pass, int passes) {
+  const auto inside = [&](std::int64_t row) {
+    return std::clamp<std::int64_t>(row - first, 0, count);
+  };
+  const std::int64_t begin = inside(begin_of(n, pass, passes));
+  return {begin, inside(begin_of(n, pass + 1, passes)) - begin};
 }
 
 }  // namespace
 
 AllToAllPlan pass_of(const PlanHop& hop, int pass, int passes) {
+  const std::size_t ranks = hop.send_rows.size();
   AllToAllPlan plan;
-  std::int64_t landed = 0;
-  for (std::size_t p = 0; p < hop.send_rows.size(); ++p) {
-    plan.send_offset.push_back(hop.send_offset[p] + begin_of(hop.send_rows[p], pass, passes));
-    plan.send_rows.push_back(part_of(hop.send_rows[p], pass, passes));
-    plan.recv_offset.push_back(landed);
-    plan.recv_rows.push_back(part_of(hop.recv_rows[p], pass, passes));
-    landed += plan.recv_rows.back();
+  for (std::size_t p = 0; p < ranks; ++p) {
+    const Part part = part_of(hop.sent_earlier[p], hop.send_rows[p], hop.sent_to[p], pass, passes);
+    plan.send_offset.push_back(hop.send_offset[p] + part.skipped);
+    plan.send_rows.push_back(part.rows);
+  }
+  plan.recv_rows.assign(ranks, 0);
+  plan.recv_offset.assign(ranks, 0);
+  std::int64_t earlier = 0, landed = 0;
+  for (std::size_t i = 0; i < ranks; ++i) {
+    const std::size_t p = (static_cast<std::size_t>(hop.rank) + i) % ranks;
+    const Part part = part_of(earlier, hop.recv_rows[p], hop.received, pass, passes);
+    plan.recv_offset[p] = landed;
+    plan.recv_rows[p] = part.rows;
+    earlier += hop.recv_rows[p];
+    landed += part.rows;
   }
   return plan;
 }
@@ -40,14 +62,15 @@ int passes_for(const HopTable& table,
   const std::size_t last = table.rows.size() - 1;
   const auto fits = [&](int n) {
     for (int to = 0; to < table.ranks; ++to) {
-      for (int pass = 0; pass < n; ++pass) {
-        std::int64_t got = 0;
-        for (int from = 0; from < table.ranks; ++from)
-          got += part_of(table.at(last, from, to), pass, n);
-        if (got > rows) return false;
-        if (table.copies[static_cast<std::size_t>(to)] > copies && got * choices > copies)
-          return false;
-      }
+      std::int64_t all = 0;
+      for (int from = 0; from < table.ranks; ++from)
+        all += table.at(last, from, to);
+      if (all == 0) continue;
+      MOESAIC_CHECK(rows >= 1 && copies >= choices, "no row fits");
+      const std::int64_t got = most_of(all, n);
+      if (got > rows) return false;
+      if (table.copies[static_cast<std::size_t>(to)] > copies && got * choices > copies)
+        return false;
     }
     return true;
   };

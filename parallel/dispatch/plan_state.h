@@ -20,6 +20,10 @@ struct PlanHop {
   std::vector<std::int64_t> send_rows, recv_rows;
   std::vector<std::int64_t> send_offset;    ///< in the list of items; in the rows for dense methods
   std::vector<std::int64_t> return_offset;  ///< in what comes back, where to_item points
+  // The rows that rank p gets, in their order there: those of p itself, then of p + 1, …, round to p - 1.
+  int rank = 0;                            ///< this one
+  std::vector<std::int64_t> sent_to;       ///< by all ranks
+  std::vector<std::int64_t> sent_earlier;  ///< of them, before those of this rank
 };
 
 struct ExchangePlan::Impl {
@@ -31,12 +35,14 @@ struct ExchangePlan::Impl {
   Event counted;
   int passes = 1;
   bool finished = false;
+  std::string label;
 
-  explicit Impl(Device device) : counted(device) {}
+  Impl(Device device, std::string name) : counted(device), label(std::move(name)) {}
 };
 
-/// What moves in one pass of the last hop: equal parts of what every rank has for every other.
-/// `row_bytes` is left at 0.
+/// What moves in one pass of the last hop: an equal part of what every rank gets, the next rows in their order there. So any
+/// number of passes brings the same rows in the same order, and in every pass each rank sends to other ranks than its
+/// neighbours do. `row_bytes` is left at 0.
 AllToAllPlan pass_of(const PlanHop& hop, int pass, int passes);
 
 /// The least number of passes, at least `passes`, in which no rank gets more than `rows` rows in one, and none more

@@ -82,6 +82,8 @@ RoutedPlan route_tokens(ExchangeMethod method,
   RoutedPlan plan;
   for (std::size_t hop = 0; hop < static_cast<std::size_t>(hops_of(method).size); ++hop) {
     std::vector<RoutedHop> now(num_ranks);
+    std::vector<std::vector<std::vector<RoutedRow>>> arriving(
+        num_ranks, std::vector<std::vector<RoutedRow>>(num_ranks));  // [to][from]
     for (std::size_t from = 0; from < num_ranks; ++from) {
       // By destination, and for each in the order of the rows.
       std::vector<std::vector<std::int32_t>> lists(num_ranks);
@@ -89,7 +91,7 @@ RoutedPlan route_tokens(ExchangeMethod method,
         for (auto& [to, row] :
              copies_of(method, grid, places_per_rank, hop, static_cast<int>(from), rows[from][i])) {
           lists[static_cast<std::size_t>(to)].push_back(static_cast<std::int32_t>(i));
-          now[static_cast<std::size_t>(to)].received.push_back(row);
+          arriving[static_cast<std::size_t>(to)][from].push_back(row);
         }
       }
       for (const auto& list : lists) {
@@ -97,8 +99,13 @@ RoutedPlan route_tokens(ExchangeMethod method,
         now[from].src.insert(now[from].src.end(), list.begin(), list.end());
       }
     }
-    for (std::size_t r = 0; r < num_ranks; ++r)
+    for (std::size_t r = 0; r < num_ranks; ++r) {
+      for (std::size_t i = 0; i < num_ranks; ++i) {
+        const auto& from = arriving[r][(r + i) % num_ranks];
+        now[r].received.insert(now[r].received.end(), from.begin(), from.end());
+      }
       rows[r] = now[r].received;
+    }
     plan.hops.push_back(std::move(now));
   }
   return plan;

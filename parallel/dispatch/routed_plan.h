@@ -27,7 +27,8 @@ struct RoutedRow {
 struct RoutedHop {
   std::vector<std::int64_t> send_rows;  ///< [ranks]
   std::vector<std::int32_t> src;        ///< rows to send, by destination, then in their order here
-  std::vector<RoutedRow> received;      ///< by sender, in the order of its list
+  std::vector<RoutedRow>
+      received;  ///< by sender, from this rank on round to the one before, in the order of its list
 };
 
 /// From the choices of all ranks to everything that is sent: hops[hop][rank]. A pure function, for any method,

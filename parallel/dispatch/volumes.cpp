@@ -127,7 +127,8 @@ MethodChoice choose_method(const NodeGrid& grid,
                            std::int64_t choices,
                            std::int64_t tokens,
                            std::int64_t row_bytes,
-                           const LinkSpeeds& speeds) {
+                           const LinkSpeeds& speeds,
+                           bool counting) {
   // In the order of preference at equal times.
   std::vector<ExchangeMethod> candidates{ExchangeMethod::dense, ExchangeMethod::flat};
   if (grid.nodes > 1 && grid.per_node > 1) {
@@ -137,6 +138,7 @@ MethodChoice choose_method(const NodeGrid& grid,
                        ExchangeMethod::intra_first,
                        ExchangeMethod::intra_first_3});
   }
+  if (counting) std::erase_if(candidates, is_dense);
   constexpr double kEqual = 0.98;
   MethodChoice choice;
   double best = 0;
@@ -157,20 +159,21 @@ MethodChoice choose_method(const NodeGrid& grid,
                     1e3 * expected_seconds(m, grid, experts, choices, tokens, row_bytes, speeds));
   }
   const ExpectedRows rows = expected_rows(choice.method, grid, experts, choices);
-  choice.reason = fmt::format(
-      "{} for {} node{} of {}: {:.2f} rows a token between nodes at {:.3g} GB/s, {:.2f} inside at "
-      "{:.3g} "
-      "GB/s, {:.3g} ms there and back ({})",
-      name(choice.method),
-      grid.nodes,
-      grid.nodes == 1 ? "" : "s",
-      grid.per_node,
-      rows.network,
-      speeds.network / 1e9,
-      rows.node,
-      speeds.node / 1e9,
-      1e3 * best,
-      others);
+  std::string links;
+  if (grid.nodes > 1)
+    links += fmt::format(
+        " {:.2f} rows a token between nodes at {:.3g} GB/s,", rows.network, speeds.network / 1e9);
+  if (grid.per_node > 1)
+    links +=
+        fmt::format(" {:.2f} rows a token inside at {:.3g} GB/s,", rows.node, speeds.node / 1e9);
+  choice.reason = fmt::format("{} for {} node{} of {}:{} {:.3g} ms there and back ({})",
+                              name(choice.method),
+                              grid.nodes,
+                              grid.nodes == 1 ? "" : "s",
+                              grid.per_node,
+                              links,
+                              1e3 * best,
+                              others);
   return choice;
 }
 

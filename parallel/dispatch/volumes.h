@@ -47,12 +47,14 @@ struct MethodChoice {
   std::string reason;  ///< one line: the choice, its rows and time, and those of the runners-up
 };
 /// The method with the least expected time; at equal times (within 2 %) the earlier of dense, flat, hdense, inter_first,
-/// intra_first, intra_first_3. `pair` is never chosen, and what needs several ranks in several nodes only there.
+/// intra_first, intra_first_3. `pair` is never chosen, what needs several ranks in several nodes only there, and with
+/// `counting` no dense method.
 MethodChoice choose_method(const NodeGrid& grid,
                            std::int64_t experts,
                            std::int64_t choices,
                            std::int64_t tokens,
                            std::int64_t row_bytes,
-                           const LinkSpeeds& speeds);
+                           const LinkSpeeds& speeds,
+                           bool counting = false);
 
 }  // namespace moesaic

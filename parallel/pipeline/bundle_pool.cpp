@@ -11,6 +11,7 @@ int BundlePool::take(const Shape& shape, DType dtype, Stream* user) {
   if (entry == entries_.end()) {
     MOESAIC_CHECK(!is_allocated_, "more bundles in transit than were planned");
     entry = entries_.insert(entries_.end(), {shape, dtype, Event(device_), TensorView()});
+    bytes_ += static_cast<std::size_t>(shape.numel()) * byte_size(dtype);
   }
   entry->is_taken = true;
   if (user != nullptr) user->wait(entry->last_use);
@@ -30,7 +31,6 @@ void BundlePool::allocate() {
         static_cast<std::size_t>(entry.shape.numel()) * byte_size(entry.dtype);
     memory_.emplace_back(bytes, device_, "pipeline bundles");
     entry.view = memory_.back().view(entry.shape, entry.dtype);
-    bytes_ += bytes;
   }
   is_allocated_ = true;
 }

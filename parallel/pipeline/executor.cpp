@@ -20,19 +20,16 @@ using Place = std::pair<int, int>;  // chunk or boundary, micro-batch
 
 /// One pass over the list. The dry one calls nobody and takes memory that is not there yet.
 struct Executor::Walk {
-  Walk(const Schedule& s, const BundlePlan& b, Communicator* c, Stream& w, Stream& m)
+  Walk(const Schedule& s, const BundlePlan& b, Communicator* c, int r, Stream& w, Stream& m)
       : schedule(s),
         bundles(b),
         comm(c),
-        rank(c == nullptr ? 0 : c->rank()),
+        rank(r),
         computing(w),
         messages(m),
         pool(w.device()),
         slots_in_use(at(s.placement.num_chunks())) {
-    MOESAIC_CHECK((c == nullptr ? 1 : c->size()) == s.placement.stages(),
-                  "the communicator has another size than the pipeline");
     step();
-    pool.allocate();
   }
 
   void step() {
@@ -298,7 +295,22 @@ Executor::Executor(const Schedule& schedule,
                    Communicator* comm,
                    Stream& computing,
                    Stream& messages)
-    : walk_(std::make_unique<Walk>(schedule, bundles, comm, computing, messages)) {}
+    : walk_(std::make_unique<Walk>(
+          schedule, bundles, comm, comm == nullptr ? 0 : comm->rank(), computing, messages)) {
+  MOESAIC_CHECK((comm == nullptr ? 1 : comm->size()) == schedule.placement.stages(),
+                "the communicator has another size than the pipeline");
+  walk_->pool.allocate();
+}
+
+Executor::Needs Executor::needs(const Schedule& schedule, const BundlePlan& bundles, int rank) {
+  Stream nothing(kCpu, "dry run", Stream::Mode::dry);
+  const Walk walk(schedule, bundles, nullptr, rank, nothing, nothing);
+  Needs needs;
+  for (const auto& slots : walk.slots_in_use)
+    needs.slots.push_back(static_cast<int>(slots.size()));
+  needs.bytes = walk.pool.bytes();
+  return needs;
+}
 
 Executor::~Executor() = default;
 

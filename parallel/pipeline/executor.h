@@ -65,6 +65,13 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
+  /// What a rank will need, without its communicator.
+  struct Needs {
+    std::vector<int> slots;  ///< by chunk of the model; 0 for those of other ranks
+    std::size_t bytes = 0;   ///< as bytes()
+  };
+  static Needs needs(const Schedule& schedule, const BundlePlan& bundles, int rank);
+
   /// Activation slots that a chunk of this rank needs.
   int slots(int chunk) const;
   /// Bytes of the bundles that this rank receives and of the gradients that it sends.

@@ -41,6 +41,51 @@ TEST_CASE("a checkpoint from the background has the bytes of a synchronous one")
   CHECK(list_checkpoints(background.path()).size() == 2);
 }
 
+TEST_CASE("saving and loading count their bytes, and say before how many there will be") {
+  const TemporaryFolder folder;
+  Stream stream(kCpu, "test", Stream::Mode::worker);
+  struct Counted {
+    std::atomic<std::uint64_t> total{0}, done{0}, early{0};
+    ByteProgress progress() {
+      return {.total = [this](std::uint64_t n) { total = n; },
+              .more =
+                  [this](std::uint64_t n) {
+                    if (total == 0) ++early;
+                    done += n;
+                  }};
+    }
+  };
+  State state = small_state(1);
+  std::uint64_t bytes = 0;
+  for (const auto& t : state.tensors())
+    bytes += t.bytes();
+  Counted saved, loaded, weights;
+  SaveRequest request = request_of(folder.path(), 5);
+  request.progress = saved.progress();
+  BackgroundSave save;
+  save.start(request, state.tensors(), stream);
+  REQUIRE(save.take_result().error == nullptr);
+  CHECK(saved.total == bytes);
+  CHECK(saved.done == bytes);
+  const fs::path checkpoint = step_folder(folder.path(), 5);
+  std::uint64_t all_files = 0;
+  for (const auto& entry : fs::directory_iterator(checkpoint))
+    if (entry.path().extension() == ".safetensors") all_files += fs::file_size(entry.path());
+  load_checkpoint(checkpoint, state.tensors(), true, stream, loaded.progress());
+  CHECK(loaded.total == all_files);
+  CHECK(loaded.done == all_files);
+  std::vector<StateTensor> some;
+  for (const auto& t : state.tensors())
+    if (!t.name.starts_with("optimizer/") && !t.name.starts_with("ema/") &&
+        !t.name.starts_with("buffer/"))
+      some.push_back(t);
+  REQUIRE(some.size() < state.tensors().size());
+  load_checkpoint(checkpoint, some, false, stream, weights.progress());
+  CHECK(weights.total == fs::file_size(checkpoint / "model.safetensors"));
+  CHECK(weights.done == weights.total);
+  CHECK(saved.early + loaded.early + weights.early == 0);
+}
+
 TEST_CASE("split masters pass through the background unchanged") {
   std::vector<std::uint16_t> weight{0x3f80, 0xbf81, 0x0001, 0x7f80},
       remainder{0x8000, 0x1234, 0xffff, 0};

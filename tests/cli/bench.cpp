@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string>
 
+#include <nlohmann/json.hpp>
 #include <sys/wait.h>
 
 #include "tests/support/catch.h"
@@ -22,7 +24,43 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+struct StepCost {
+  double flops = 0, bytes = 0;  ///< of all ops, per token
+  double share = 0;             ///< of the library's rate in the same process, by processor time
+};
+
+StepCost quickstart_step(int steps, const std::string& overrides = "") {
+  std::string output;
+  REQUIRE(run("bench step --json --steps " + std::to_string(steps) +
+                  " " MOESAIC_SOURCE_DIR "/configs/quickstart.yaml run.device=cpu " + overrides,
+              output) == 0);
+  const auto json = nlohmann::json::parse(output);
+  StepCost cost;
+  for (const auto& op : json["ops"]) {
+    cost.flops += op["flops"].get<double>() / json["tokens_per_step"].get<double>();
+    cost.bytes += op["bytes"].get<double>() / json["tokens_per_step"].get<double>();
+  }
+  cost.share = json["share_of_sgemm"].get<double>();
+  return cost;
+}
+
 }  // namespace
+
+// docs/benchmarks.md, "A guard". Whoever makes a step do other work on purpose writes the new numbers here.
+TEST_CASE("cli: a training step does the work it did, at the share of the library's rate it had") {
+  constexpr double kFlops = 14.450e6, kBytes = 701.5e3;  // per token
+  constexpr double kShare = 0.47;                        // docs/benchmarks.md
+  StepCost cost = quickstart_step(3);
+  CHECK(cost.flops == Approx(kFlops).epsilon(0.03));
+  CHECK(cost.bytes == Approx(kBytes).epsilon(0.03));
+  CHECK(quickstart_step(1, "'activations.recompute=[full]'").flops > 1.03 * kFlops);  // is seen
+  std::string version;
+  run("--version", version);
+  if (!contains(version, "build Release")) return;  // nothing is known about other builds
+  for (int again = 0; again < 2 && cost.share < kShare / 1.5; ++again)
+    cost.share = std::max(cost.share, quickstart_step(3).share);
+  CHECK(cost.share > kShare / 1.5);
+}
 
 TEST_CASE("cli: bench ops in every type") {
   for (const std::string dtype : {"f32", "bf16", "f64"}) {
@@ -33,6 +71,10 @@ TEST_CASE("cli: bench ops in every type") {
     CHECK(!contains(output, "adamw"));
   }
   std::string output;
+  CHECK(run("bench ops --only grouped_glu_forward", output) == 0);
+  CHECK(contains(output, "grouped_glu_forward"));
+  CHECK(!contains(output, "backward"));
+  output.clear();
   CHECK(run("bench ops --only no_such_op", output) == 2);
   CHECK(contains(output, "no case's name contains this"));
 }

@@ -9,66 +9,12 @@
 #include <numeric>
 #include <thread>
 
-#include <fmt/format.h>
-
 #include "core/base/random.h"
-#include "memory/buffer.h"
+#include "tests/comm/conformance_support.h"
 
 namespace moesaic::test {
 namespace {
 
-void expect(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
-// Elements of type T where the communicator works: a copy of host values, and the way back.
-template <class T>
-class Values {
- public:
-  Values(const std::vector<T>& host, Device device)
-      : stream_(device, "test values"),
-        host_(host),
-        memory_(std::max<std::size_t>(1, host.size() * sizeof(T)), device, "test") {
-    copy_tensor(view(), host_view(), stream_);
-    stream_.synchronize();
-  }
-  TensorView view() const {
-    return memory_.view({static_cast<std::int64_t>(host_.size())}, dtype_of<T>);
-  }
-  /// Once the work on the elements is done.
-  const std::vector<T>& get() {
-    copy_tensor(host_view(), view(), stream_);
-    stream_.synchronize();
-    return host_;
-  }
-
- private:
-  TensorView host_view() {
-    return {reinterpret_cast<std::byte*>(host_.data()),
-            dtype_of<T>,
-            {static_cast<std::int64_t>(host_.size())}};
-  }
-  Stream stream_;
-  std::vector<T> host_;
-  Buffer memory_;
-};
-template <class T>
-TensorView view_of(std::vector<T>& v) {
-  return {
-      reinterpret_cast<std::byte*>(v.data()), dtype_of<T>, {static_cast<std::int64_t>(v.size())}};
-}
-template <class T>
-void expect_equal(const std::vector<T>& found, const std::vector<T>& wanted, const char* what) {
-  expect(found.size() == wanted.size(),
-         fmt::format("{}: {} elements, expected {}", what, found.size(), wanted.size()));
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    expect(std::memcmp(&found[i], &wanted[i], sizeof(T)) == 0,
-           fmt::format("{}: element {} is {}, expected {}",
-                       what,
-                       i,
-                       static_cast<double>(found[i]),
-                       static_cast<double>(wanted[i])));
-  }
-}
 // Values whose sum depends on the order of addition.
 template <class T>
 std::vector<T> values_of_rank(int rank, std::size_t n) {
@@ -189,6 +135,47 @@ void reduce_scatter_and_all_gather(Communicator& comm, Device device) {
   const auto wanted = reduced<float>(comm.size(), n * size, ReduceOp::sum);
   expect_equal(gathered.get(), wanted, "reduce_scatter + all_gather");
   expect_equal(same.get(), wanted, "in place");
+}
+
+// Parts of every length, none among them, and more than staging holds.
+template <class T>
+void owners_of_type(Communicator& comm, Device device, std::size_t n) {
+  Stream stream(device, "test");
+  const auto size = static_cast<std::size_t>(comm.size());
+  for (const bool first_owns_all : {false, true}) {
+    std::vector<std::int64_t> bounds{0};
+    for (std::size_t p = 1; p < size; ++p)  // rank 0 gets least, the last most, some nothing
+      bounds.push_back(static_cast<std::int64_t>(
+          first_owns_all ? n : (p % 2 == 0 ? bounds.back() : n * p * p / (size * size))));
+    bounds.push_back(static_cast<std::int64_t>(n));
+    for (const auto op : {ReduceOp::sum, ReduceOp::max}) {
+      Values<T> v(values_of_rank<T>(comm.rank(), n), device);
+      comm.reduce_to_owners(v.view(), bounds, op, stream);
+      stream.synchronize();
+      const auto wanted = reduced<T>(comm.size(), n, op);
+      const auto me = static_cast<std::size_t>(comm.rank());
+      const auto part = [&](const std::vector<T>& all) {
+        return std::vector<T>(all.begin() + bounds[me], all.begin() + bounds[me + 1]);
+      };
+      expect_equal(part(v.get()), part(wanted), "reduce_to_owners");
+      comm.gather_from_owners(v.view(), bounds, stream);
+      stream.synchronize();
+      expect_equal(v.get(), wanted, "gather_from_owners");
+    }
+  }
+}
+
+void reduce_to_owners_and_gather(Communicator& comm, Device device) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{1001}}) {
+    owners_of_type<double>(comm, device, n);
+    owners_of_type<float>(comm, device, n);
+    owners_of_type<bf16>(comm, device, n);
+    owners_of_type<std::int64_t>(comm, device, n);
+  }
+  // One owner's staging holds 8 MiB from all ranks together on the host, 32 MiB on a device.
+  const std::size_t bytes = std::size_t{device == kCpu ? 8U : 32U} << 20;
+  owners_of_type<float>(
+      comm, device, bytes / sizeof(float) / static_cast<std::size_t>(comm.size()) + 5);
 }
 
 // Rank r sends r + p + 1 rows to rank p, and nothing to the next rank.
@@ -423,6 +410,15 @@ void wrong_arguments(Communicator& comm, Device device) {
                         "all_gather size");
   expect_internal_error([&] { comm.reduce_scatter(v.view(), wrong.view(), ReduceOp::sum, stream); },
                         "reduce_scatter size");
+  std::vector<std::int64_t> bounds(static_cast<std::size_t>(comm.size()) + 1, 0);
+  expect_internal_error([&] { comm.gather_from_owners(v.view(), bounds, stream); },
+                        "bounds that do not cover the tensor");
+  bounds.back() = 8;
+  expect_internal_error([&] { comm.reduce_to_owners(bytes.view(), bounds, ReduceOp::sum, stream); },
+                        "parts of u8");
+  bounds.push_back(8);
+  expect_internal_error([&] { comm.reduce_to_owners(v.view(), bounds, ReduceOp::sum, stream); },
+                        "too many bounds");
   auto plan = uneven_plan(comm.rank(), comm.size(), 4);
   expect_internal_error([&] { comm.all_to_all(v.view(), v.view().rows(0, 0), plan, stream); },
                         "rows outside the input");
@@ -441,6 +437,7 @@ constexpr ConformanceCase kCases[] = {
     {"reduction does not depend on buckets", reduction_does_not_depend_on_buckets},
     {"NaN and negative zero", nan_and_negative_zero},
     {"reduce_scatter and all_gather", reduce_scatter_and_all_gather},
+    {"reduce_to_owners and gather_from_owners", reduce_to_owners_and_gather},
     {"all_to_all and back", all_to_all_and_back},
     {"broadcast from every rank", broadcast_from_every_rank},
     {"messages", messages},
@@ -457,7 +454,13 @@ constexpr ConformanceCase kCases[] = {
 }  // namespace
 
 std::span<const ConformanceCase> conformance_cases() {
-  return kCases;
+  static const std::vector<ConformanceCase> all = [] {
+    std::vector<ConformanceCase> cases(std::begin(kCases), std::end(kCases));
+    for (const auto more : {move_cases(), group_cases()})
+      cases.insert(cases.end(), more.begin(), more.end());
+    return cases;
+  }();
+  return all;
 }
 
 }  // namespace moesaic::test

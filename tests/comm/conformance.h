@@ -14,4 +14,7 @@ struct ConformanceCase {
 };
 std::span<const ConformanceCase> conformance_cases();
 
+/// Messages beyond 2 GiB, on groups of two ranks: 2.2 GiB of memory per rank, and a minute.
+std::span<const ConformanceCase> large_cases();
+
 }  // namespace moesaic::test

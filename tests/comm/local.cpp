@@ -1,5 +1,6 @@
 #include "comm/communicator.h"
 #include "tests/comm/conformance.h"
+#include "tests/comm/delayed.h"
 #include "tests/support/catch.h"
 
 namespace moesaic::test {
@@ -11,6 +12,24 @@ TEST_CASE("local communicators pass the conformance suite") {
       INFO(c.name << " on " << size << " ranks");
       REQUIRE_NOTHROW(run_local_ranks(size, [&](Communicator& comm) { c.body(comm, kCpu); }));
     }
+  }
+}
+
+TEST_CASE("ranks that come late pass the conformance suite") {
+  for (const auto& c : conformance_cases()) {
+    INFO(c.name);
+    REQUIRE_NOTHROW(run_local_ranks(3, [&](Communicator& comm) {
+      Delayed delayed(comm, 1);
+      c.body(delayed, kCpu);
+    }));
+  }
+}
+
+// 4.5 GiB of memory; `test_comm "[.large]"`.
+TEST_CASE("messages beyond 2 GiB between local ranks", "[.large]") {
+  for (const auto& c : large_cases()) {
+    INFO(c.name);
+    REQUIRE_NOTHROW(run_local_ranks(2, [&](Communicator& comm) { c.body(comm, kCpu); }));
   }
 }
 

@@ -54,6 +54,41 @@ TEST_CASE("Embedding forward on CUDA has the bits of the CPU", "[cuda]") {
   }
 }
 
+TEST_CASE("Embedding by blocks of words on CUDA has the bits of the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const Size& s :
+       {Size{0, 6, 8}, Size{33, 3, 7}, Size{1000, 300, 128}, Size{500, 65536, 40}}) {
+    for (const std::int64_t blocks : {std::int64_t{1}, std::int64_t{3}, s.vocabulary}) {
+      if (s.vocabulary % blocks != 0) continue;
+      const std::int64_t words = s.vocabulary / blocks;
+      for (const std::int64_t block : {std::int64_t{0}, blocks / 2, blocks - 1}) {
+        INFO(s.tokens << " tokens, block " << block << " of " << blocks << " x " << s.d);
+        const Twin ids({s.tokens}, DType::i32), table({words, s.d}, DType::bf16),
+            y({s.tokens, s.d}, DType::bf16), dtable({words, s.d}, DType::f32);
+        fill_ids(ids.initial.view(), s, 1);
+        fill_normal(table.initial.view(), 2);
+        fill_normal(y.initial.view(), 3);
+        fill_normal(dtable.initial.view(), 4);
+        require_cuda_matches_cpu(both, {&ids, &table, &y}, {{&y, 0}}, [&](auto side) {
+          return EmbeddingForward{.y = side(y),
+                                  .ids = side(ids),
+                                  .table = side(table),
+                                  .block = block,
+                                  .blocks = blocks};
+        });
+        require_cuda_matches_cpu(both, {&ids, &dtable, &y}, {{&dtable, 0}}, [&](auto side) {
+          return EmbeddingBackward{.dtable = side(dtable),
+                                   .ids = side(ids),
+                                   .dy = side(y),
+                                   .block = block,
+                                   .blocks = blocks};
+        });
+      }
+    }
+  }
+}
+
 // The order of a word's sums is that of the tokens on both sides, and so are the rounding points.
 TEST_CASE("Embedding backward on CUDA has the bits of the CPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();

@@ -182,4 +182,19 @@ TEST_CASE("choices of an exchange on CUDA are the CPU's", "[cuda]") {
   }
 }
 
+TEST_CASE("checksums of bytes on CUDA are the CPU's", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const std::int64_t rows : {0, 1, 3, 4099}) {
+    const Twin x({rows, 65}, DType::u8), sum({1}, DType::i64);
+    for (std::int64_t i = 0; i < rows * 65; ++i)
+      x.initial.data<std::uint8_t>()[i] =
+          static_cast<std::uint8_t>(mix64(static_cast<std::uint64_t>(i)));
+    poison(sum);
+    require_cuda_matches_cpu(both, {&x, &sum}, {{&sum, 0}}, [&](auto side) {
+      return ByteChecksum{.sum = side(sum), .x = side(x)};
+    });
+  }
+}
+
 }  // namespace moesaic::test

@@ -137,12 +137,14 @@ void check_loss(BothBackends& both,
                 DType w_type,
                 bool with_selection,
                 bool gradients,
-                double bound) {
+                double bound,
+                std::pair<std::int64_t, std::int64_t> queries = {0, -1}) {
   const std::int64_t keys = s.tokens(), n = s.queries == 0 ? keys : s.queries;
   INFO(n << " queries, " << keys << " keys, " << s.lengths.size() << " documents, " << s.heads
          << " x " << s.dim << ", attention " << a.heads << " x " << a.dn << "+" << a.dr << ", k "
          << s.k << ", " << name(dtype) << ", w " << name(w_type) << ", selection " << with_selection
-         << ", gradients " << gradients);
+         << ", gradients " << gradients << ", queries " << queries.first << " to "
+         << queries.second);
   const DType stats = stats_type(dtype);
   const Twin qi({n, s.heads, s.dim}, dtype), ki({keys, s.dim}, dtype), w({n, s.heads}, w_type),
       dqi({n, s.heads, s.dim}, dtype), dki({keys, s.dim}, dtype), dw({n, s.heads}, w_type),
@@ -195,7 +197,9 @@ void check_loss(BothBackends& both,
                            .tokens = side(tokens),
                            .dn = a.dn,
                            .scale = scale,
-                           .weight = 0.7};
+                           .weight = 0.7,
+                           .query_begin = queries.first,
+                           .query_end = queries.second};
       });
 }
 
@@ -242,6 +246,45 @@ TEST_CASE("indexer selection on CUDA copies a given choice", "[cuda]") {
       });
 }
 
+TEST_CASE("indexer selection of a part of the queries on CUDA is that of all of them", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  for (const Sizes& s :
+       {Sizes{{200, 0, 77, 300}, 7, 33, 50}, Sizes{{1200, 0, 300}, 64, 128, 256}}) {
+    const std::int64_t n = s.tokens();
+    const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
+        w({n, s.heads}, DType::f32),
+        cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
+        selected({n, s.k}, DType::i32);
+    fill_normal(qi.initial.view(), 1);
+    fill_normal(ki.initial.view(), 2);
+    fill_normal(w.initial.view(), 3);
+    fill_documents(cu, s);
+    for (const auto* t : {&qi, &ki, &w, &cu, &selected})
+      t->reset(both.cuda.stream());
+    IndexerSelect op{.selected = selected.device.view(),
+                     .scores = {},
+                     .qi = qi.device.view(),
+                     .ki = ki.device.view(),
+                     .w = w.device.view(),
+                     .cu_seqlens = cu.device.view(),
+                     .given = {}};
+    run(both.cuda.backend(), op);
+    const auto all = download(selected.device.view(), both.cuda.stream());
+    for (const std::pair<std::int64_t, std::int64_t>& part :
+         {std::pair{std::int64_t{0}, n / 2}, {n / 2, n}, {n / 3, n / 3 + 70}}) {
+      INFO("queries " << part.first << " to " << part.second << " of " << n);
+      selected.reset(both.cuda.stream());
+      op.query_begin = part.first;
+      op.query_end = part.second;
+      run(both.cuda.backend(), op);
+      const auto own = download(selected.device.view(), both.cuda.stream());
+      CHECK(same_bits(own.view().rows(part.first, part.second),
+                      all.view().rows(part.first, part.second)));
+    }
+  }
+}
+
 TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;
@@ -255,6 +298,15 @@ TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
     if (s.queries == 1) continue;
     check_loss(both, s, {1, 5, 0, 3}, DType::bf16, DType::bf16, true, true, 4e-3);
     check_loss(both, s, {}, DType::f64, DType::f64, true, false, 1e-12);
+    // Parts of the queries, from inside a tile and from its border.
+    const std::int64_t n = s.tokens();
+    for (const std::int64_t begin : {n / 3, n / 2 / 64 * 64}) {
+      const std::pair part{begin, std::min(n, begin + n / 2 + 1)};
+      check_loss(both, s, {}, DType::f64, DType::f64, false, true, 1e-12, part);
+      check_loss(both, s, {}, DType::f64, DType::f64, true, true, 1e-12, part);
+      check_loss(both, s, {2, 64, 32, 32}, DType::bf16, DType::f32, true, true, 4e-3, part);
+      check_loss(both, s, {}, DType::f64, DType::f64, true, false, 1e-12, part);
+    }
   }
 }
 
@@ -285,6 +337,20 @@ TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
              false,
              true,
              6e-3);
+  for (const std::pair<std::int64_t, std::int64_t>& part :
+       {std::pair{std::int64_t{0}, std::int64_t{400}}, {400, 800}, {130, 517}}) {
+    for (const bool selection : {false, true}) {
+      check_loss(both,
+                 {{700, 100}, 64, 128, 256},
+                 {4, 128, 64, 128},
+                 DType::bf16,
+                 DType::f32,
+                 selection,
+                 true,
+                 6e-3,
+                 part);
+    }
+  }
 }
 
 TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]") {

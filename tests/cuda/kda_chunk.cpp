@@ -33,7 +33,7 @@ std::string describe(const KdaCase& c) {
          std::to_string(static_cast<int>(c.keys)) + " in place " + std::to_string(c.in_place);
 }
 
-void check(PlainBackends& both, const KdaCase& c) {
+void check(BothBackends& both, const KdaCase& c) {
   INFO(describe(c));
   const KdaTwins t(c);
   const auto poison = [&] { both.cuda.scratch().poison(both.cuda.stream()); };

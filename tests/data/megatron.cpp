@@ -26,6 +26,24 @@ std::string index_error(const IndexParts& parts, std::uint64_t bin_bytes = 18) {
 
 }  // namespace
 
+TEST_CASE("a pair that data.format calls text is named") {
+  const Folder folder("called_text");
+  MegatronWriter writer(folder / "web",
+                        {.vocab_size = 256,
+                         .tokenizer = "bytes",
+                         .tokenizer_hash = "bytes",
+                         .end_of_text = 0,
+                         .overwrite = false});
+  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+  writer.finish();
+  FileOptions options;
+  options.vocab_size = 256;
+  options.format = config::DataFormat::bytes_text;
+  CHECK(has(input_error([&] { open_path(folder / "web", options); }), "but a Megatron pair"));
+  options.format = config::DataFormat::automatic;
+  CHECK(open_path(folder / "web", options)->num_documents() == 1);
+}
+
 TEST_CASE("a written pair is read back, in both token types") {
   const Folder folder("writer");
   for (const std::int64_t vocab : {65499, 65500, 163840}) {

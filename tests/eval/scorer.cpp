@@ -264,6 +264,7 @@ TEST_CASE("weights that are not finite are said to be") {
     } catch (const NumericsError& error) {
       message = error.what();
     }
+    INFO(message);
     CHECK(message.find("quiz.jsonl:1: the log-probability of choice 0 is nan") !=
           std::string::npos);
     CHECK_THROWS_AS(scorer.score("text", held.windows, held.micro, nullptr), NumericsError);

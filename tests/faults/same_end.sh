@@ -1,7 +1,6 @@
 # Sourced by the fault tests, with MPIRUN MOESAIC WORK_DIR as $1 $2 $3: the tiny run of tests/cli/scripts, and what must hold
 # of its folder after a fault.
 scripts=${0%/*}/../cli/scripts
-. "$scripts/expert_run.sh"
 . "$scripts/tiny_run.sh"
 
 last_step() { printf 'checkpoints/step-%08d' "$steps"; }
@@ -19,11 +18,8 @@ only_whole_checkpoints() { # run folder, what happened
 }
 # The run has come to its end with the bits and the records of the run in folder `whole`.
 same_end() { # run folder, what happened
-  for f in model optimizer ema buffers; do
-    [ -e "whole/$(last_step)/$f.safetensors" ] || continue
-    cmp "whole/$(last_step)/$f.safetensors" "$1/$(last_step)/$f.safetensors" || fail "$2: $f differs from the quiet run"
-  done
-  [ -e "$1/$(last_step)/model.safetensors" ] || fail "$2: no last checkpoint"
+  [ -e "$1/$(last_step)/manifest.json" ] || fail "$2: no last checkpoint"
+  same_state "whole/$(last_step)" "$1/$(last_step)" "$2"
   [ -z "$(find "$1" -name '*.tmp*')" ] || fail "$2: left over: $(find "$1" -name '*.tmp*')"
   set -- "$1" "$2" "$(echo whole/checkpoints/step-*)" "$(echo "$1"/checkpoints/step-*)"
   [ "$(echo "$3" | wc -w)" -eq "$(echo "$4" | wc -w)" ] || fail "$2: the quiet run leaves $3, this one $4"

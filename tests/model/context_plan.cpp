@@ -27,7 +27,7 @@ TEST_CASE("context plan: the work of a piece is that of its tokens at their own 
                                          "train.micro_batch_size=2",
                                          "train.phases=[]"});
   const ModelPlan plan = make_plan(config);
-  const ModelOptions o = model_options(config.model, config.train);
+  const ModelOptions o = model_options(config);
   const auto core = [&](std::int64_t tokens) {
     double sum = 0;
     for (std::size_t l = 0; l < o.layers.size(); ++l)

@@ -224,7 +224,7 @@ TEST_CASE(
 TEST_CASE("model options: choices that depend on several keys") {
   const auto options = [](const char* name, const std::vector<std::string>& overrides = {}) {
     const config::Config c = shipped(name, overrides);
-    return model_options(c.model, c.train);
+    return model_options(c);
   };
   CHECK(options("kimi_linear_48b").kda.a_log_entries == 0);
   CHECK(options("kimi_k3").kda.a_log_entries == 128);

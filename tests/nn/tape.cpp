@@ -86,6 +86,49 @@ TEST_CASE("backward replays what was not saved, once, and never a choice") {
   CHECK(chain.runs == 6);
 }
 
+TEST_CASE(
+    "a step leaves out what nobody wants of it: in forward, and in a replay for another result") {
+  for (const bool keep : {true, false}) {
+    TapeSpec spec;
+    const ActId x = spec.input("x", {4}, DType::f64);
+    // `part` is for backward alone, `whole` is read by the next step.
+    const ActId part = spec.activation("part", {4}, DType::f64),
+                whole = spec.activation("whole", {4}, DType::f64),
+                out = spec.activation("out", {4}, DType::f64);
+    std::string wanted;
+    spec.step("both", {x}, {part, whole}, [&](Tape& t) {
+      for (const ActId id : {part, whole}) {
+        if (!t.is_wanted(id)) continue;
+        wanted += id.index == part.index ? 'p' : 'w';
+        t.run(Add{.y = t.out(id), .a = t.in(x), .b = t.in(x)});
+      }
+    });
+    spec.step("out", {whole}, {out}, [&](Tape& t) {
+      t.run(Add{.y = t.out(out), .a = t.in(whole), .b = t.in(whole)});
+    });
+    spec.always_save(out);
+    spec.plan({.all = !keep});
+    Fixture f;
+    const Buffer slot(spec.slot_bytes(), kCpu, "slot"), ones(32, kCpu, "x");
+    for (int i = 0; i < 4; ++i)
+      ones.view({4}, DType::f64).as<double>()[i] = 1;
+    Tape tape(spec, slot.view({static_cast<std::int64_t>(slot.bytes())}, DType::u8));
+    tape.bind(x, ones.view({4}, DType::f64));
+    tape.forward(f.context);
+    CHECK(wanted == (keep ? "pw" : "w"));
+    CHECK(tape.in(out).as<double>()[0] == 4.0);
+    f.transient.poison();
+    wanted.clear();
+    tape.backward(f.context, [&] {
+      CHECK(tape.in(part).as<double>()[0] == 2.0);
+      CHECK(wanted == (keep ? "" : "p"));
+      CHECK(tape.in(whole).as<double>()[0] == 2.0);
+      CHECK(tape.in(part).as<double>()[0] == 2.0);
+    });
+    CHECK(wanted == (keep ? "" : "pw"));
+  }
+}
+
 TEST_CASE("a plan saves what no pattern names and what is pinned or chosen") {
   Chain chain;
   chain.spec.plan({.all = false, .patterns = {"z", "out"}});

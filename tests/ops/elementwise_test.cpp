@@ -58,6 +58,50 @@ TEST_CASE("embedding: gather, and a scatter that adds repeated ids in token orde
   });
 }
 
+TEST_CASE("embedding: blocks of a table add up to the whole, forward and backward, to the bit") {
+  Rig rig;
+  constexpr std::int64_t kWords = 12, kWidth = 5, kTokens = 9;
+  const TensorView table = rig.random({kWords, kWidth}, DType::f32, 1),
+                   ids = rig.ints({0, 3, 4, 11, 3, 7, 8, 5, 3}),
+                   y = rig.poisoned({kTokens, kWidth}, DType::f32),
+                   dy = rig.random({kTokens, kWidth}, DType::f32, 2),
+                   dtable = rig.random({kWords, kWidth}, DType::f32, 3);
+  const TensorView parts = rig.values(read(dtable), dtable.shape(), DType::f32);
+  rig.run(EmbeddingForward{y, ids, table});
+  rig.run(EmbeddingBackward{dtable, ids, dy});
+  for (const std::int64_t blocks : {2, 3, 12}) {
+    INFO(blocks << " blocks");
+    const std::int64_t words = kWords / blocks;
+    const TensorView sum = rig.zeros(y.shape(), DType::f32),
+                     d = rig.values(read(parts), dtable.shape(), DType::f32);
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const TensorView share = rig.poisoned(y.shape(), DType::f32);
+      rig.run(EmbeddingForward{.y = share,
+                               .ids = ids,
+                               .table = table.rows(b * words, (b + 1) * words),
+                               .block = b,
+                               .blocks = blocks});
+      rig.run(Accumulate{sum, share});
+      rig.run(EmbeddingBackward{.dtable = d.rows(b * words, (b + 1) * words),
+                                .ids = ids,
+                                .dy = dy,
+                                .block = b,
+                                .blocks = blocks});
+    }
+    CHECK(same_bits(sum, y));
+    CHECK(same_bits(d, dtable));
+  }
+  const TensorView half = table.rows(0, 6), one = rig.zeros({1, kWidth}, DType::f32);
+  const auto look_up = [&](std::int32_t id, std::int64_t block) {
+    rig.run(EmbeddingForward{
+        .y = one, .ids = rig.ints({id}), .table = half, .block = block, .blocks = 2});
+  };
+  CHECK_NOTHROW(look_up(11, 0));
+  CHECK_THROWS_AS(look_up(12, 1), InternalError);
+  CHECK_THROWS_AS(look_up(-1, 1), InternalError);
+  CHECK_THROWS_AS(look_up(0, 2), InternalError);
+}
+
 TEST_CASE("RoPE: angles, untouched columns, and the gradient is the opposite rotation") {
   Rig rig;
   constexpr std::int64_t kTokens = 4, kHeads = 2, kWidth = 11, kBegin = 3, kRotary = 6;

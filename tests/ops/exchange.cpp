@@ -199,4 +199,26 @@ TEST_CASE("exchange counts: paths of three hops") {
   }
 }
 
+TEST_CASE("byte checksum: equal for equal bytes, another for any other bit or place") {
+  CpuRunner run;
+  const Tensor x = normal({7, 5}, DType::f32, 41), sum({1}, DType::i64);
+  const auto of = [&](ConstTensorView v) {
+    run(ByteChecksum{.sum = sum, .x = v});
+    return *sum.view().as<std::int64_t>();
+  };
+  const std::int64_t whole = of(x);
+  CHECK(whole == of(moe_test::copy_of(x)));
+  std::uint64_t by_hand = 0;
+  for (std::size_t i = 0; i < x.view().bytes(); ++i)
+    by_hand += checksum_term(i, static_cast<std::uint8_t>(x.view().data()[i]));
+  CHECK(static_cast<std::uint64_t>(whole) == by_hand);
+  for (std::size_t i = 0; i < x.view().bytes(); ++i) {
+    x.view().data()[i] ^= std::byte{1};
+    CHECK(of(x) != whole);
+    x.view().data()[i] ^= std::byte{1};
+  }
+  CHECK(of(x.view().rows(0, 0)) == 0);
+  CHECK(of(x.view().rows(0, 6)) != of(x.view().rows(1, 7)));
+}
+
 }  // namespace moesaic

@@ -260,6 +260,51 @@ void grouped_linear(Rig& rig) {
         {false, true});
 }
 
+// y = W2 act(W1 x).
+void grouped_glu(Rig& rig) {
+  const TensorView offsets = rig.ints({0, 3, 3, 8}), slots = rig.ints({2, 0, 1});
+  for (const GluKind kind : {GluKind::swiglu, GluKind::situ}) {
+    const GluActivation act{.kind = kind, .beta1 = 1.5, .beta2 = 2.0};
+    const TensorView x = normal(rig, {8, 4}, 80), up = normal(rig, {3, 10, 4}, 81),
+                     down = normal(rig, {3, 4, 5}, 82), y = blank(rig, {8, 4}),
+                     h = blank(rig, {8, 5}), gate_up = blank(rig, {8, 10}),
+                     dgate_up = blank(rig, {8, 10}), dx = blank(rig, {8, 4}),
+                     dup = blank(rig, {3, 10, 4}), ddown = blank(rig, {3, 4, 5});
+    check(rig,
+          {{x, up, down},
+           {y},
+           {dx, dup, ddown},
+           [&] {
+             rig.run(GroupedGluForward{.h = h,
+                                       .gate_up = gate_up,
+                                       .x = x,
+                                       .w = up,
+                                       .offsets = offsets,
+                                       .slot_of_expert = slots,
+                                       .activation = act});
+             rig.run(GroupedLinearForward{
+                 .y = y, .x = h, .w = down, .offsets = offsets, .slot_of_expert = slots});
+           },
+           [&](const auto& d) {
+             rig.run(GroupedGluBackward{.dgate_up = dgate_up,
+                                        .h = h,
+                                        .dy = d[0],
+                                        .w = down,
+                                        .gate_up = gate_up,
+                                        .offsets = offsets,
+                                        .slot_of_expert = slots,
+                                        .activation = act});
+             rig.run(GroupedLinearBackwardWeight{
+                 .dw = ddown, .dy = d[0], .x = h, .offsets = offsets, .slot_of_expert = slots});
+             rig.run(GroupedLinearBackwardInput{
+                 .dx = dx, .dy = dgate_up, .w = up, .offsets = offsets, .slot_of_expert = slots});
+             rig.run(GroupedLinearBackwardWeight{
+                 .dw = dup, .dy = dgate_up, .x = x, .offsets = offsets, .slot_of_expert = slots});
+           }},
+          {false, true, true});
+  }
+}
+
 void embedding(Rig& rig) {
   const TensorView ids = rig.ints({3, 0, 3, 5}), table = normal(rig, {6, 4}, 10),
                    y = blank(rig, {4, 4}), dtable = blank(rig, {6, 4});
@@ -411,6 +456,7 @@ const std::map<std::string, Entry> kHere{
     {"grouped_linear",
      {{"grouped_linear_forward", "grouped_linear_backward_input", "grouped_linear_backward_weight"},
       grouped_linear}},
+    {"grouped_glu", {{"grouped_glu_forward", "grouped_glu_backward"}, grouped_glu}},
     {"embedding", {{"embedding_forward", "embedding_backward"}, embedding}},
     {"rope", {{"rope"}, rope}},
     {"permutation",
@@ -427,6 +473,8 @@ const std::map<std::string, Names> kElsewhere{
      {"attn_res_forward", "attn_res_backward"}},
     {"cross-entropy: gradient with weights, ignored rows and z term by central differences",
      {"cross_entropy"}},
+    {"cross-entropy in blocks of words: gradient by central differences",
+     {"vocab_block_sums", "vocab_block_cross_entropy"}},
     {"divergences: gradients by central differences, zero between equals, masks",
      {"vocab_divergence"}},
     {"gated RMS norm: gradients by central differences, in place too",
@@ -460,6 +508,7 @@ const Names kWithoutGradient{"accumulate_counts",
                              "balance_frequency",
                              "balance_histogram",
                              "balance_margins",
+                             "byte_checksum",
                              "clip_factor",
                              "dequantize_fp8_block",
                              "dequantize_mx",

@@ -58,6 +58,33 @@ TEST_CASE("grouped linear equals one linear layer per expert, bit for bit in the
   }
 }
 
+TEST_CASE("grouped weight gradient: an expert's rows in several calls give the bits of one") {
+  Rig rig;
+  constexpr std::int64_t rows = 700, n = 7, k = 45;  // several blocks, ragged tiles
+  const std::vector<std::int32_t> slots{1, 0};
+  for (const auto& [type, grad] :
+       {std::pair{DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::f32}}) {
+    const TensorView dy = rig.random({rows, n}, type, 1), x = rig.random({rows, k}, type, 2),
+                     start = rig.random({2, n, k}, grad, 3);
+    const auto sum = [&](const std::vector<std::int32_t>& cuts) {
+      const TensorView dw = rig.values(read(start), {2, n, k}, grad);
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        const std::int32_t part = cuts[i + 1] - cuts[i];
+        rig.run(GroupedLinearBackwardWeight{.dw = dw,
+                                            .dy = dy.rows(cuts[i], cuts[i + 1]),
+                                            .x = x.rows(cuts[i], cuts[i + 1]),
+                                            .offsets = rig.ints({0, part, part}),
+                                            .slot_of_expert = rig.ints(slots)});
+      }
+      return dw;
+    };
+    const TensorView one = sum({0, 700});
+    CHECK(same_bits(sum({0, 1, 2, 18, 257, 300, 699, 700}), one));
+    CHECK(same_bits(sum({0, 512, 700}), one));
+    CHECK(!same_bits(slot_matrix(one, 1), slot_matrix(start, 1)));
+  }
+}
+
 TEST_CASE(
     "grouped weight gradient accumulates; experts without rows and other slots keep their bits") {
   Rig rig;

@@ -62,6 +62,9 @@ Ints sorted_selection(const Values& values, std::int64_t k) {
   return order;
 }
 
+struct Queries {
+  std::int64_t begin = 0, end = -1;
+};
 struct Selection {
   Ints selected;
   Values scores;
@@ -70,7 +73,8 @@ Selection run_select(const IndexProblem& p,
                      std::int64_t k,
                      const Precision& precision,
                      int threads = 1,
-                     bool with_scores = true) {
+                     bool with_scores = true,
+                     Queries queries = {}) {
   Memory m;
   const std::int64_t tq = p.a.tq, tk = p.a.tk;
   IndexerSelect op{.selected = m.ints(Ints(static_cast<std::size_t>(tq * k), -77), {tq, k}),
@@ -79,7 +83,9 @@ Selection run_select(const IndexProblem& p,
                    .ki = m.floats(p.ki, {tk, p.dim}, precision.compute),
                    .w = m.floats(p.w, {tq, p.heads}, precision.stats),
                    .cu_seqlens = m.ints(p.a.cu, {static_cast<std::int64_t>(p.a.cu.size())}),
-                   .given = {}};
+                   .given = {},
+                   .query_begin = queries.begin,
+                   .query_end = queries.end};
   run_once(op, threads);
   return {read_ints(op.selected), with_scores ? read(op.scores) : Values()};
 }
@@ -92,7 +98,8 @@ LossResult run_loss(const IndexProblem& p,
                     bool gradients = true,
                     double weight = 1,
                     double tokens = 1,
-                    double kl_before = 0) {
+                    double kl_before = 0,
+                    Queries queries = {}) {
   const Outputs forward = run_attention(
       p.a, {.precision = o.precision, .path = AttentionPath::dense, .backward = false});
   Memory m;
@@ -115,7 +122,9 @@ LossResult run_loss(const IndexProblem& p,
                  .dn = p.a.dn,
                  .scale = p.a.scale,
                  .weight = weight,
-                 .path = o.path};
+                 .path = o.path,
+                 .query_begin = queries.begin,
+                 .query_end = queries.end};
   run_once(op, o.threads);
   if (!gradients) return {read(op.kl), {}, {}, {}};
   return {read(op.kl), read(op.dqi), read(op.dki), read(op.dw)};
@@ -272,6 +281,22 @@ TEST_CASE("indexer: few queries choose as all queries do, and a given choice is 
   CHECK(read_ints(op.selected) == saved);
 }
 
+TEST_CASE("indexer: parts of the queries choose as all do") {
+  IndexProblem p = make_index_problem({130, 65, 0, 63}, 4, 16);
+  constexpr std::int64_t kChosen = 12;
+  const Selection all = run_select(p, kChosen, kF32);
+  for (const Queries& part : {Queries{0, 129}, {129, 258}, {64, 128}, {1, 2}, {200, 258}}) {
+    INFO("queries " << part.begin << " to " << part.end);
+    const Selection own = run_select(p, kChosen, kF32, 1, false, part);
+    CHECK(std::equal(own.selected.begin() + part.begin * kChosen,
+                     own.selected.begin() + part.end * kChosen,
+                     all.selected.begin() + part.begin * kChosen));
+  }
+  for (const Queries& none : {Queries{-1, 3}, {3, 3}, {250, 259}})
+    CHECK_THROWS_AS(run_select(p, kChosen, kF32, 1, false, none), InternalError);
+  CHECK_THROWS_AS(run_select(p, kChosen, kF32, 1, true, {0, 3}), InternalError);
+}
+
 TEST_CASE("indexer loss: value and gradients equal the definition and its central differences") {
   for (const std::int64_t k : {0, 1, 4, 30}) {
     IndexProblem p = make_index_problem({7, 0, 12}, 3, 4);
@@ -331,6 +356,50 @@ TEST_CASE(
       CHECK(distance(b16.dki, f64.dki) < 3e-3);
     }
   }
+}
+
+TEST_CASE("indexer loss: parts of the queries add up to all of them") {
+  const auto add = [](Values& to, const Values& from) {
+    for (std::size_t i = 0; i < to.size(); ++i)
+      to[i] += from[i];
+  };
+  for (const std::int64_t k : {0, 20}) {
+    IndexProblem p = make_index_problem({130, 65, 0, 63}, 5, 16);
+    if (k > 0) select_random(p.a, k);
+    for (const auto path : {AttentionPath::dense, AttentionPath::rows}) {
+      if (k == 0 && path == AttentionPath::rows) continue;
+      const LossResult all = run_loss(p, {.path = path});
+      for (const std::vector<std::int64_t>& cuts :
+           {std::vector<std::int64_t>{0, 258}, {0, 129, 258}, {0, 1, 64, 131, 200, 257, 258}}) {
+        LossResult sum{{0}, Values(all.dqi.size()), Values(all.dki.size()), Values(all.dw.size())};
+        for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+          INFO("queries " << cuts[i] << " to " << cuts[i + 1] << ", k " << k);
+          const Queries queries{cuts[i], cuts[i + 1]};
+          const LossResult part = run_loss(p, {.path = path}, true, 1, 1, 0, queries);
+          const auto rows_match = [&](const Values& got, const Values& want, std::int64_t width) {
+            for (std::int64_t t = 0; t < p.a.tq; ++t) {
+              const bool counts = queries.begin <= t && t < queries.end;
+              for (std::int64_t c = 0; c < width; ++c) {
+                const auto at = static_cast<std::size_t>(t * width + c);
+                if (got[at] != (counts ? want[at] : 0.0)) return false;
+              }
+            }
+            return true;
+          };
+          CHECK(rows_match(part.dqi, all.dqi, p.heads * p.dim));
+          CHECK(rows_match(part.dw, all.dw, p.heads));
+          add(sum.kl, part.kl);
+          add(sum.dki, part.dki);
+          CHECK(run_loss(p, {.path = path}, false, 1, 1, 0, queries).kl == part.kl);
+        }
+        CHECK(std::abs(sum.kl[0] - all.kl[0]) < 1e-12 * all.kl[0]);
+        CHECK(distance(sum.dki, all.dki) < 1e-13);
+      }
+    }
+  }
+  IndexProblem p = make_index_problem({7});
+  for (const Queries& none : {Queries{-1, 3}, Queries{3, 3}, Queries{2, 8}})
+    CHECK_THROWS_AS(run_loss(p, {}, true, 1, 1, 0, none), InternalError);
 }
 
 TEST_CASE(

@@ -103,7 +103,7 @@ def main():
     if "--inside" not in sys.argv:
         in_environment(os.path.join(work, "venv"))
     from tensorboard.backend.event_processing import event_accumulator as ea
-    tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli", "scripts", "expert_run.sh")
+    tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli", "scripts", "functions.sh")
     os.chdir(work)
     shutil.rmtree("run", ignore_errors=True)
     subprocess.run(["sh", "-c", f". '{tiny}'; expert_run"], check=True)

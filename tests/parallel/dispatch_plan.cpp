@@ -184,13 +184,17 @@ TEST_CASE(
   CHECK(passes_for(table, 61, 1000, 4, 1) == 1);
   CHECK(passes_for(table, 61, 1000, 4, 3) == 3);
   CHECK(passes_for(table, 60, 1000, 4, 1) == 2);
-  CHECK(passes_for(table, 61, 69, 4, 1) == 4);    // 17 rows of 4 choices at most
-  CHECK(passes_for(table, 2, 1000, 4, 1) == 50);  // one of each at a time
-  PlanHop hop;
+  CHECK(passes_for(table, 61, 69, 4, 1) == 4);  // 17 rows of 4 choices at most
+  CHECK(passes_for(table, 2, 1000, 4, 1) == 31);
+  PlanHop hop;  // of rank 0
+  hop.sent_to = {10, 61};
+  hop.sent_earlier = {0, 11};  // rank 1 begins with its own rows
+  hop.received = 10;
   hop.send_rows = {3, 50};
   hop.send_offset = {0, 3};
   hop.recv_rows = {3, 7};
   std::vector<std::int64_t> sent(2, 0), received(2, 0);
+  std::vector<std::vector<std::int64_t>> came;
   for (int pass = 0; pass < 4; ++pass) {
     const AllToAllPlan p = pass_of(hop, pass, 4);
     for (std::size_t r = 0; r < 2; ++r) {
@@ -199,7 +203,10 @@ TEST_CASE(
       received[r] += p.recv_rows[r];
     }
     CHECK(p.recv_offset[1] == p.recv_rows[0]);
+    came.push_back(p.recv_rows);
   }
+  // The next rows in their order, first those of this rank.
+  CHECK(came == std::vector<std::vector<std::int64_t>>{{2, 0}, {1, 2}, {0, 2}, {0, 3}});
   CHECK(sent == hop.send_rows);
   CHECK(received == hop.recv_rows);
 }

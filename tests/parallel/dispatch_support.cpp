@@ -10,7 +10,8 @@ ExchangeOptions options_of(const ExchangeCase& c, ExchangeMethod method, DType s
           .choices = c.choices,
           .max_tokens = c.max_tokens(),
           .weights = stats,
-          .buffer_factor = c.buffer_factor};
+          .buffer_factor = c.buffer_factor,
+          .verify = c.verify};
 }
 DType stats_of(DType compute) {
   return compute == DType::f64 ? DType::f64 : DType::f32;
@@ -127,7 +128,7 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
       transit({exchange_.transit_bytes(c_.width, compute_, c_.format)}, DType::u8),
       returned({bounds.returned_rows, c_.width}, compute_),
       returned_weights({bounds.returned_rows, c_.choices}, stats_);
-  ExchangePlan plan = exchange_.make_plan(kCpu);
+  ExchangePlan plan = exchange_.make_plan(kCpu, "layer 7");
   settle();
   exchange_.begin_plan(plan,
                        b,

@@ -34,6 +34,7 @@ struct ExchangeCase {
   double buffer_factor = 0;
   int passes = 1;
   RowFormat format = RowFormat::plain;  ///< of the forward dispatch
+  bool verify = false;
   std::uint64_t seed = 1;
 
   std::int64_t experts() const { return std::int64_t{experts_per_rank} * grid.ranks(); }

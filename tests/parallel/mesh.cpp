@@ -137,6 +137,15 @@ class CountingWorld final : public Communicator {
   void all_to_all(TensorView out, ConstTensorView in, const AllToAllPlan& p, Stream& s) override {
     inner_.all_to_all(out, in, p, s);
   }
+  void reduce_to_owners(TensorView x,
+                        std::span<const std::int64_t> bounds,
+                        ReduceOp op,
+                        Stream& s) override {
+    inner_.reduce_to_owners(x, bounds, op, s);
+  }
+  void gather_from_owners(TensorView x, std::span<const std::int64_t> bounds, Stream& s) override {
+    inner_.gather_from_owners(x, bounds, s);
+  }
   void broadcast(TensorView x, int root, Stream& s) override { inner_.broadcast(x, root, s); }
   void exchange(std::span<const OutgoingMessage> out,
                 std::span<const IncomingMessage> in,

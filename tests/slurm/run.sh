@@ -26,8 +26,9 @@ for tool in munged slurmctld slurmd sbatch srun perl; do
 done
 
 # A hybrid model, and as many steps as take some ten seconds: longer than until the signal.
+scripts=$source/tests/cli/scripts
 # shellcheck disable=SC1091  # sets the folder, text.txt and tiny.yaml
-source "$source/tests/cli/scripts/tiny_run.sh" mpirun "$moesaic" "$work"
+source "$scripts/tiny_run.sh" mpirun "$moesaic" "$work"
 cluster=
 finish() {
   stop_cluster
@@ -88,8 +89,8 @@ check_run() { # NAME LOG…
   grep -q "^stopped .*SIGUSR1" "$name.all" || fail "$name: it was not the signal that stopped it"
   grep -q "^continuing from" "$name.all" || fail "$name: no life continued"
   grep -q "^finished  *step $steps of $steps" "$name.all" || fail "$name: not finished"
-  for file in model.safetensors optimizer.safetensors; do
-    cmp "quiet/checkpoints/step-0000$steps/$file" "$name/checkpoints/step-0000$steps/$file" || fail "$name: $file differs"
+  for file in "quiet/checkpoints/step-0000$steps"/*.safetensors; do
+    cmp "$file" "$name/checkpoints/step-0000$steps/${file##*/}" || fail "$name: ${file##*/} differs"
   done
   [ "$(losses quiet | wc -l)" -eq "$steps" ] || fail "quiet: $(losses quiet | wc -l) steps in metrics.jsonl"
   [ "$(losses quiet)" = "$(losses "$name")" ] || fail "$name: other losses, or another number of steps"

@@ -43,6 +43,8 @@ void check_agrees(const JobResult& got, const JobResult& want) {
   CHECK(error < 1e-9);
   for (const Snapshot& replica : got.states)
     CHECK(differences(replica, got.states[0]).empty());
+  for (const Snapshot& replica : got.weights)
+    CHECK(differences(replica, got.weights[0]).empty());
 }
 
 void check_layouts(const std::vector<std::string>& overrides) {
@@ -135,6 +137,7 @@ TEST_CASE("two runs, immediate streams and other threads give the same bits") {
 TEST_CASE("bf16 replicas stay equal to the bit") {
   const JobResult job = run_job(hybrid_config({"run.precision=bf16", "optimizer.name=muon"}), 2, 3);
   CHECK(differences(job.states[0], job.states[1]).empty());
+  CHECK(differences(job.weights[0], job.weights[1]).empty());
   CHECK(std::isfinite(job.stats.back().loss));
 }
 

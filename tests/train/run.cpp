@@ -11,6 +11,7 @@
 
 #include "core/base/random.h"
 #include "core/base/split_float.h"
+#include "core/checkpoint/boxes.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/from_config.h"
@@ -121,13 +122,18 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
                                             mesh ? mesh->position() : MeshPosition());
-  model = std::make_unique<Model>(*params, model_options(config.model, config.train));
+  model = std::make_unique<Model>(*params, model_options(config));
+  if (auto sharding = state_sharding(config, *model)) {
+    sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
+    params->shard_state(*sharding);
+  }
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
   optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
                      .mesh = mesh.get(),
+                     .ranks_per_node = static_cast<int>(config.comm.ranks_per_node.value_or(0)),
                      .params = params.get(),
                      .model = model.get(),
                      .optimizer = optimizer.get(),
@@ -183,12 +189,48 @@ Snapshot Run::snapshot() {
   return all;
 }
 
+Snapshot Run::weights_of_kernels() {
+  Snapshot all;
+  for (std::size_t i = 0; i < params->params().size(); ++i) {
+    const ParamId id{static_cast<std::int32_t>(i)};
+    for (std::int64_t e = 0; e < params->members_here(id); ++e) {
+      const TensorView weight = params->weight(id, e);
+      std::vector<std::byte>& bytes = all[params->member_name(id, e)];
+      bytes.resize(weight.bytes());
+      copy_tensor(
+          TensorView(bytes.data(), weight.dtype(), weight.shape()), weight, trainer->stream());
+    }
+  }
+  trainer->stream().synchronize();
+  return all;
+}
+
+void Run::add_to(Snapshot& whole, std::mutex& mutex) {
+  const Snapshot own = snapshot();
+  const std::lock_guard lock(mutex);
+  for (const StateTensor& t : trainer->state()) {
+    std::vector<std::byte>& bytes = whole[t.name];
+    const std::size_t element = byte_size(t.dtype());
+    bytes.resize(static_cast<std::size_t>(t.whole().numel()) * element);
+    Shape begin;
+    begin.rank = t.view.rank();
+    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    copy_box(bytes.data(), whole_box(t.whole()), own.at(t.name).data(), piece, piece, element);
+  }
+}
+
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
   for (const StateTensor& t : trainer->state()) {
     MOESAIC_CHECK(t.remainder.empty(), "split masters are restored from checkpoints");
-    copy_tensor(t.view,
-                ConstTensorView(tensors.at(t.name).data(), t.view.dtype(), t.view.shape()),
-                trainer->stream());
+    const std::size_t element = byte_size(t.dtype());
+    std::vector<std::byte> own(t.bytes());
+    Shape begin;
+    begin.rank = t.view.rank();
+    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    copy_box(own.data(), piece, tensors.at(t.name).data(), whole_box(t.whole()), piece, element);
+    copy_tensor(
+        t.view, ConstTensorView(own.data(), t.view.dtype(), t.view.shape()), trainer->stream());
+    trainer->stream().synchronize();
   }
   trainer->stream().synchronize();
   trainer->load_values(values);
@@ -197,12 +239,24 @@ void Run::restore(const Snapshot& tensors, const StateValues& values) {
 JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode) {
   JobResult result;
   result.states.resize(static_cast<std::size_t>(ranks));
+  result.weights.resize(result.states.size());
+  Snapshot gathered;
+  std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
     Run run(config, &world, mode);
     const auto stats = run.steps(steps);
-    result.states[static_cast<std::size_t>(world.rank())] = run.snapshot();
+    const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;
+    result.weights[rank] = run.weights_of_kernels();
+    if (run.params->buckets().empty()) {
+      result.states[rank] = run.snapshot();
+    } else {
+      run.add_to(gathered, mutex);
+    }
   });
+  for (Snapshot& state : result.states) {
+    if (state.empty()) state = gathered;  // every rank keeps its pieces of one state
+  }
   return result;
 }
 
@@ -240,7 +294,15 @@ bool same_numbers(const StepStats& a, const StepStats& b) {
   };
   const auto x = reals(a), y = reals(b);  // bits, because a skipped step's norm is not a number
   return std::memcmp(x.data(), y.data(), sizeof(x)) == 0 && a.step == b.step &&
-         a.tokens == b.tokens && a.skipped == b.skipped;
+         a.tokens == b.tokens && a.skipped == b.skipped &&
+         std::equal(a.experts.begin(),
+                    a.experts.end(),
+                    b.experts.begin(),
+                    b.experts.end(),
+                    [](const ExpertLoad& m, const ExpertLoad& n) {
+                      return m.layer == n.layer && m.tokens == n.tokens &&
+                             m.bias_min == n.bias_min && m.bias_max == n.bias_max;
+                    });
 }
 
 }  // namespace moesaic::test

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ class Run {
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
   Snapshot snapshot();
+  /// Bytes of what kernels read, of all parameters that this rank holds, by name.
+  Snapshot weights_of_kernels();
+  /// Puts what this rank holds, whole tensors and pieces, into the whole tensors of all ranks; `mutex` guards them.
+  void add_to(Snapshot& whole, std::mutex& mutex);
   /// Fills all state from a snapshot and counters from values, as a restart does.
   void restore(const Snapshot& tensors, const StateValues& values);
 
@@ -44,10 +49,12 @@ class Run {
   void join(const StateTensor& tensor, std::vector<std::byte>& bytes);
 };
 
-/// What a job of `ranks` ranks leaves behind: statistics of every step, and the state of every rank.
+/// What a job of `ranks` ranks leaves behind: statistics of every step, the state of every rank (of all ranks together where
+/// it is sharded), and the weights that each one's kernels read.
 struct JobResult {
   std::vector<StepStats> stats;
   std::vector<Snapshot> states;
+  std::vector<Snapshot> weights;
 };
 JobResult run_job(const config::Config& config,
                   int ranks,
@@ -59,7 +66,7 @@ std::string differences(const Snapshot& a, const Snapshot& b, const std::string&
 /// Largest |a - b| over an f64 tensor relative to its largest |b|, over all tensors; integers must agree. The name of the
 /// worst is put into `worst`.
 double largest_relative_error(const Snapshot& a, const Snapshot& b, std::string& worst);
-/// Whether two steps report the same bits (time aside).
+/// Whether two steps report the same bits (time aside), those of every expert's load included.
 bool same_numbers(const StepStats& a, const StepStats& b);
 
 }  // namespace moesaic::test

@@ -176,6 +176,7 @@ StepRecord record(std::int64_t step) {
   r.learning_rate = 3e-4;
   r.tokens = 1001;
   r.seconds = 0.3;
+  r.parts = StepSeconds{{0.025, 0.05, 0.075, 0.1, 0.125, 0.05, 0.075}};
   r.total_tokens = INT64_C(15500000000001);
   r.flops = 6e11;
   r.tflops_per_device = 2;
@@ -266,6 +267,13 @@ TEST_CASE("metrics.jsonl, TensorBoard and Prometheus hold the same values") {
     CHECK(static_cast<float>(*event.scalar(s.tag)) == static_cast<float>(value));
     CHECK(metric(s.metric) == value * s.scale);
   }
+  CHECK(step.at("seconds_by_part").size() == kStepParts);
+  for (const auto& [part, seconds] : step.at("seconds_by_part").items()) {
+    INFO(part);
+    CHECK(seconds.get<double>() > 0);
+    CHECK(static_cast<float>(*event.scalar("perf/seconds_" + part)) == seconds.get<float>());
+    CHECK(metric("moesaic_step_part_seconds", ",part=\"" + part + "\"") == seconds.get<double>());
+  }
   CHECK(step.at("tokens_per_second").get<double>() * step.at("seconds").get<double>() ==
         Approx(1001));
   CHECK(metric("moesaic_loss_part", ",part=\"mtp\"") == 0.1);
@@ -306,7 +314,7 @@ TEST_CASE("the number of tags does not grow with the experts") {
     board.on_step(r);
   }
   const auto events = events_of(read(fs::directory_iterator(folder.path())->path()));
-  CHECK(events.at(1).values.size() <= 48 * 6 + 16);
+  CHECK(events.at(1).values.size() <= 48 * 6 + 16 + kStepParts);
   CHECK(events.at(1).values.size() > 48 * 6);
   // 256 experts x 48 layers fit a line of less than 7 bytes each.
   CHECK(experts_to_json(r).size() < 256 * 48 * 7);
@@ -426,6 +434,9 @@ TEST_CASE("console: lines, events, details, progress; no escape codes unless ask
         std::string::npos);
   CHECK(text.find("router bias -0.2500 (layer 1) to 0.5000 (layer 1)\n") != std::string::npos);
   CHECK(text.find("\nstep 2 | mem device 80.00 GiB | host 3.00 GiB") != std::string::npos);
+  CHECK(text.find("\nstep 2 | time 0.50 s a step | data 5.0% | forward 10.0% | backward 15.0% | "
+                  "communication 20.0% | optimizer 25.0% | checkpoint 10.0% | other 15.0%\n") !=
+        std::string::npos);
   CHECK(text.find("\nstep 2 | save x\n") != std::string::npos);
   CHECK(text.find("alive      load: 1.00 of 4.00 GiB (25%) | ") != std::string::npos);
   CHECK(text.find('\033') == std::string::npos);

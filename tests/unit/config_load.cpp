@@ -138,6 +138,13 @@ TEST_CASE("config: wrong shapes") {
   CHECK(contains(
       report_of("train: {phases: [{until: 3, unti: 4}]}\n"),
       "t.yaml:1:29 train.phases[0].unti: unknown key; did you mean train.phases[0].until?"));
+  // A section is not what a key of the same name elsewhere was meant to be.
+  CHECK(contains(report_of("train: {phases: [{until: 2, data: x}]}\n"),
+                 "train.phases[0].data: unknown key (data is a section of its own, beside train); "
+                 "known here: until, "));
+  CHECK(contains(report_of("model: {optimizer: {lr: 1}}\n"),
+                 "model.optimizer: unknown key (optimizer is a section of its own, beside model); "
+                 "'moesaic explain model' lists the keys"));
   CHECK(contains(report_of("model: {linear_attn_config: {kda_layers: [1, x]}}\n"),
                  "model.linear_attn_config.kda_layers[1]: found x; allowed: an integer"));
   CHECK(contains(report_of("data: {train: ''}\n"), "data.train: found \"\": must not be empty"));
@@ -159,8 +166,9 @@ TEST_CASE("config: unknown keys lead to the right one") {
   CHECK(contains(report_of("train: {weight_decay: 8}\n"), "did you mean optimizer.weight_decay?"));
   CHECK(contains(report_of("train: {learning_rate: 8}\n"), "did you mean optimizer.lr?"));
   CHECK(contains(report_of("seed: 8\n"), "did you mean run.seed?"));
-  CHECK(contains(report_of("comm: {zzzzzz: 8}\n"),
-                 "unknown key; known here: ranks_per_node, watchdog_s, reduction, share_gpu"));
+  CHECK(contains(
+      report_of("comm: {zzzzzz: 8}\n"),
+      "unknown key; known here: ranks_per_node, watchdog_s, first_step_s, reduction, share_gpu"));
   CHECK(contains(report_of("model: {zzzzzz: 8}\n"), "'moesaic explain model' lists the keys"));
   CHECK(contains(report_of("model: {<<: {a: 1}}\n"), "merge keys are not accepted"));
 }

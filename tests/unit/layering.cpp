@@ -34,7 +34,8 @@ const std::map<std::string, Layer>& layers() {
       {"nn", {"core/nn", {"base", "memory", "kernels", "parallel"}}},
       {"checkpoint",
        {"core/checkpoint", {"base", "config", "memory", "kernels", "parallel", "nn"}}},
-      {"data", {"core/data", {"base", "config", "tokenizer", "memory", "kernels", "parallel", "nn"}}},
+      {"data",
+       {"core/data", {"base", "config", "tokenizer", "memory", "kernels", "parallel", "nn"}}},
       {"model", {"core/model", {"base", "config", "memory", "kernels", "parallel", "nn"}}},
       {"train",
        {"core/train",
@@ -164,6 +165,9 @@ bool is_standard(const std::string& name) {
 }
 bool is_system(const std::string& name) {
   static const std::set<std::string> headers{"unistd.h",
+                                             "semaphore.h",
+                                             "elf.h",
+                                             "link.h",
                                              "fcntl.h",
                                              "sched.h",
                                              "signal.h",

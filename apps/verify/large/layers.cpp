@@ -1,4 +1,6 @@
 // Mixtures of experts, and whole decoder layers under attention residuals.
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "apps/verify/large/case_builder.h"
@@ -93,9 +95,13 @@ std::string moe_cfg(const MoeSize& s) {
       s.capacity);
 }
 
-void expect_grouped(CaseBuilder& b) {
+// Backward is fused where the second layer's sums are long.
+void expect_grouped(CaseBuilder& b, const MoeSize& s) {
+  const bool is_long = (s.latent > 0 ? s.latent : s.hidden) >= (s.situ ? 3072 : 2048);
   for (const char* op : {"forward", "backward_input", "backward_weight"})
     b.expect_path(std::string("grouped_linear_") + op, "tiled");
+  b.expect_path("grouped_glu_forward", "fused");
+  b.expect_path("grouped_glu_backward", is_long ? "fused" : "separate");
   b.expect_path("router_forward", "registers");
 }
 
@@ -103,8 +109,8 @@ void moe(CaseBuilder& b, const MoeSize& s) {
   b.cfg(moe_cfg(s));
   b.normal("in.x", {s.tokens, s.hidden});
   b.normal("cot.y", {s.tokens, s.hidden});
-  b.accuracy(1024, 16);
-  expect_grouped(b);
+  b.accuracy(std::max<std::int64_t>(1024, s.hidden), 16);
+  expect_grouped(b, s);
 }
 
 struct DecoderSize {
@@ -147,7 +153,7 @@ void decoder(CaseBuilder& b, const DecoderSize& s) {
   b.expect_path(attention + "_forward", "tiled");
   b.expect_path(attention + "_backward", "tiled");
   if (s.has_indexer) b.expect_path("indexer_loss", "tiled");
-  if (s.is_moe) expect_grouped(b);
+  if (s.is_moe) expect_grouped(b, experts);
   b.expect_path("attn_res_forward", "one_pass");
 }
 
@@ -160,6 +166,7 @@ void add_layer_cases(LargeCases& cases) {
   add_moe("large_latent_situ", {131, 256, 16, 4, 192, 128, 2, true});
   add_moe("large_plain_swiglu", {129, 256, 12, 3, 128, 0, 1, false});
   add_moe("large_capacity", {130, 192, 8, 2, 64, 128, 1, true, 24});
+  add_moe("large_long_sums", {65, 2048, 4, 2, 72, 0, 0, false});
   add_moe("large_many_experts", {65, 128, 96, 8, 64, 64, 0, true});
 
   const auto add = [&](const std::string& name, const DecoderSize& size) {

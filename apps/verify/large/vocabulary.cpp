@@ -1,6 +1,7 @@
 // Losses over, and embeddings from, a vocabulary of 163,840 words.
 #include "apps/verify/case_run.h"
 #include "apps/verify/large/case_builder.h"
+#include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 
 namespace moesaic::verify {
@@ -8,14 +9,30 @@ namespace {
 
 constexpr std::int64_t kWords = 163840;
 
-void run_embedding(CaseRun& run) {
+// By `blocks` ranks that share the vocabulary: their rows add up.
+void report_embedding(CaseRun& run, std::int64_t blocks) {
   const TensorView table = run.load("w.table"), ids = run.load_i32("in.ids"),
-                   dy = run.load("cot.y"), y = run.poisoned(dy.shape(), dy.dtype());
-  moesaic::run(run.backend(), EmbeddingForward{y, ids, table});
+                   dy = run.load("cot.y"), y = run.zeros(dy.shape(), dy.dtype()),
+                   share = run.poisoned(dy.shape(), dy.dtype()),
+                   dtable = run.zeros(table.shape(), run.precision().grad);
+  const std::int64_t words = table.dim(0) / blocks;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const auto own = [&](const TensorView& all) { return all.rows(b * words, (b + 1) * words); };
+    moesaic::run(run.backend(),
+                 EmbeddingForward{
+                     .y = share, .ids = ids, .table = own(table), .block = b, .blocks = blocks});
+    moesaic::run(run.backend(), Accumulate{.y = y, .x = share});
+    moesaic::run(run.backend(),
+                 EmbeddingBackward{
+                     .dtable = own(dtable), .ids = ids, .dy = dy, .block = b, .blocks = blocks});
+  }
   run.expect("out.y", y);
-  const TensorView dtable = run.zeros(table.shape(), run.precision().grad);
-  moesaic::run(run.backend(), EmbeddingBackward{dtable, ids, dy});
   run.expect("grad.w.table", dtable);
+}
+
+void run_embedding(CaseRun& run) {
+  report_embedding(run, 1);
+  if (run.report_again("vocabulary in blocks")) report_embedding(run, 4);
 }
 
 const RegisterFamily family{{"embedding__", run_embedding}};

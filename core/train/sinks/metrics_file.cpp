@@ -79,6 +79,12 @@ std::string to_json(const StepRecord& r) {
   o.put("tokens", r.tokens);
   o.put("total_tokens", r.total_tokens);
   o.put("seconds", r.seconds);
+  if (r.parts) {
+    auto parts = ordered_json::object();
+    for (std::size_t i = 0; i < kStepParts; ++i)
+      parts[name(static_cast<StepPart>(i))] = o.number(r.parts->of[i]);
+    o.put("seconds_by_part", std::move(parts));
+  }
   o.put("time", r.time);
   o.put("skipped", r.skipped);
   if (!r.experts.empty()) o.put("experts", experts_to_json(r.experts, o));

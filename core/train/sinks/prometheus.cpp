@@ -28,10 +28,11 @@ constexpr Metric kMetrics[] = {
     {"moesaic_target_steps", "gauge", "Steps of the whole run."},
     {"moesaic_last_step_timestamp_seconds", "gauge", "Unix time at which the last step ended."},
     {"moesaic_step_duration_seconds", "gauge", "Wall time of the last step."},
+    {"moesaic_step_part_seconds", "gauge", "Time of the last step on rank 0, by part."},
     {"moesaic_tokens_total", "counter", "Tokens consumed since the first step of the run."},
     {"moesaic_tokens_per_second", "gauge", "Tokens of the last step over its wall time."},
     {"moesaic_flops_per_second", "gauge", "Model FLOPs of the last step over time and devices."},
-    {"moesaic_flops_utilization_ratio", "gauge", "The same over log.peak_tflops (MFU)."},
+    {"moesaic_flops_utilization_ratio", "gauge", "The same over the peak of the run's header (MFU)."},
     {"moesaic_loss", "gauge", "Cross-entropy of the last step, nats per token."},
     {"moesaic_loss_part", "gauge", "A further term of the loss, by part."},
     {"moesaic_grad_norm", "gauge", "Gradient norm of the last step, before clipping."},
@@ -134,6 +135,10 @@ void PrometheusFile::on_step(const StepRecord& r) {
   set("moesaic_target_steps", static_cast<double>(r.steps));
   set("moesaic_last_step_timestamp_seconds", r.time);
   set("moesaic_step_duration_seconds", r.seconds);
+  for (std::size_t i = 0; r.parts && i < kStepParts; ++i) {
+    const char* part = name(static_cast<StepPart>(i));
+    set("moesaic_step_part_seconds", r.parts->of[i], label("part", part));
+  }
   put("moesaic_tokens_total", r.total_tokens);
   put("moesaic_tokens_per_second", r.tokens_per_second());
   put("moesaic_flops_per_second", r.tflops_per_device, 1e12);

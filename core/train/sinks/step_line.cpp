@@ -71,6 +71,17 @@ std::string expert_details(const std::vector<ExpertLoad>& experts) {
   return text;
 }
 
+// "time 1.59 s a step | forward 31.2% | …", without parts that took next to nothing.
+std::string time_details(const StepSeconds& parts, std::int64_t steps) {
+  const double sum = std::accumulate(parts.of.begin(), parts.of.end(), 0.0);
+  std::string text = fmt::format("time {} a step", step_time(sum / static_cast<double>(steps)));
+  for (std::size_t i = 0; i < kStepParts; ++i) {
+    const double share = sum > 0 ? 100 * parts.of[i] / sum : 0;
+    if (share >= 0.05) text += fmt::format(" | {} {:.1f}%", name(static_cast<StepPart>(i)), share);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string format_count(double value) {
@@ -102,12 +113,17 @@ void StepLines::add(const StepRecord& record) {
   since_line_.seconds += record.seconds;
   since_line_.flops += record.flops.value_or(0);
   if (added_ == 1) return;
+  if (record.parts) {
+    ++since_details_.steps;
+    for (std::size_t i = 0; i < kStepParts; ++i)
+      since_details_.sum.of[i] += record.parts->of[i];
+  }
   const auto slot = static_cast<std::size_t>(added_ - 2) % kRecentSteps;
   if (slot >= recent_seconds_.size()) recent_seconds_.resize(slot + 1);
   recent_seconds_[slot] = record.seconds;
 }
 
-std::vector<std::string> StepLines::detail_lines() const {
+std::vector<std::string> StepLines::detail_lines() {
   std::vector<std::string> lines;
   if (!last_.experts.empty() && last_.experts.front().bias_min)
     lines.push_back(expert_details(last_.experts));
@@ -116,6 +132,8 @@ std::vector<std::string> StepLines::detail_lines() const {
     if (last_.memory_bytes) text += fmt::format(" device {} |", gib(*last_.memory_bytes));
     lines.push_back(text + fmt::format(" host {} (the rank with most)", gib(*last_.host_bytes)));
   }
+  const Parts parts = std::exchange(since_details_, {});
+  if (parts.steps > 0) lines.push_back(time_details(parts.sum, parts.steps));
   return lines;
 }
 

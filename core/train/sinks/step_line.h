@@ -29,8 +29,9 @@ class StepLines {
   /// The line of the last step added, without newline; InternalError when none was.
   std::string line();
   /// Further lines about the last step added, for those steps in which their values are there: the load of the experts and
-  /// the bias of the routers ("moe …"), memory ("mem …"). Without "step N | " in front.
-  std::vector<std::string> detail_lines() const;
+  /// the bias of the routers ("moe …"), memory ("mem …"), and where the time of the steps since the last such line went
+  /// ("time …"). Without "step N | " in front.
+  std::vector<std::string> detail_lines();
 
  private:
   Hardware hardware_;
@@ -41,6 +42,11 @@ class StepLines {
     double seconds = 0, flops = 0;
   };
   Sum since_line_;
+  struct Parts {
+    StepSeconds sum;
+    std::int64_t steps = 0;
+  };
+  Parts since_details_;                 // without the warm-up
   std::vector<double> recent_seconds_;  // a ring
 };
 

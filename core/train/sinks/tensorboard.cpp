@@ -62,6 +62,8 @@ void TensorBoard::on_step(const StepRecord& r) {
   s.scalar("train/skipped", r.skipped ? 1 : 0);
   put("train/total_tokens", r.total_tokens);
   s.scalar("perf/step_seconds", r.seconds);
+  for (std::size_t i = 0; r.parts && i < kStepParts; ++i)
+    s.scalar(fmt::format("perf/seconds_{}", name(static_cast<StepPart>(i))), r.parts->of[i]);
   put("perf/tokens_per_second", r.tokens_per_second());
   put("perf/tflops_per_device", r.tflops_per_device);
   put("perf/mfu", r.mfu);

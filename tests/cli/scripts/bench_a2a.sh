@@ -41,6 +41,8 @@ count skewed.json '"rows_are_those_of_the_routing": true' 3
 count skewed.json '"passes": 1' 0
 count skewed.json '"expected_rows"' 0
 
+run 2 --tokens 8 --width 300 --repeats 1 --methods flat,dense --fp8 --json > fp8.json
+count fp8.json '"dispatched_row_bytes": 312' 1
 run 2 --tokens 8 --width 8 --repeats 1 --methods flat,dense > table.txt
 grep -q '^1 node of 2 ranks (1 host), cpu; 8 tokens a rank of 8 x bf16, top 16 of 64 experts' table.txt || fail "head of the table"
 grep -q '^auto: ' table.txt || fail "no line of auto"

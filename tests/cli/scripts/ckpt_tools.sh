@@ -27,10 +27,10 @@ expect 0 "2 of 4 checkpoints stay" "$moesaic" ckpt prune run --keep-last 1 --kee
 [ "$(ls run/checkpoints | tr '\n' ' ')" = "step-00000004 step-00000008 " ] || fail "other folders are left: $(ls -a run/checkpoints)"
 expect 2 "keep-last" "$moesaic" ckpt prune run --keep-last 0
 # Damage, one file each: verify and ls name it.
-perl -e 'open my $f, "+<", $ARGV[0] or die; seek $f, -9, 2; read $f, my $c, 1; seek $f, -9, 2; print $f chr(ord($c) ^ 1)' copy/checkpoints/step-00000004/model.safetensors
-rm copy/checkpoints/step-00000006/optimizer.safetensors
-expect 3 "step-00000004/model.safetensors: damaged" "$moesaic" ckpt verify copy
-case $out in *"step-00000006/optimizer.safetensors: missing"*"step-00000008: every"* | *"step-00000008: every"*"step-00000006/optimizer.safetensors: missing"*) ;; *) fail "verify stopped early: $out" ;; esac
+perl -e 'open my $f, "+<", $ARGV[0] or die; seek $f, -9, 2; read $f, my $c, 1; seek $f, -9, 2; print $f chr(ord($c) ^ 1)' copy/checkpoints/step-00000004/model-rank00000.safetensors
+rm copy/checkpoints/step-00000006/optimizer-rank00001.safetensors
+expect 3 "step-00000004/model-rank00000.safetensors: damaged" "$moesaic" ckpt verify copy
+case $out in *"step-00000006/optimizer-rank00001.safetensors: missing"*"step-00000008: every"* | *"step-00000008: every"*"step-00000006/optimizer-rank00001.safetensors: missing"*) ;; *) fail "verify stopped early: $out" ;; esac
 expect 0 "NOT COMPLETE" "$moesaic" ckpt ls copy
 expect 3 "damaged in tensor" "$moesaic" ckpt diff copy@4 copy@8
 expect 3 "is not a folder" "$moesaic" ckpt inspect nowhere

@@ -24,6 +24,13 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   optimizer.untouched=skip model.capacity_factor=1.0; do
   agree "dp=2,ep=2;dp=4,ep=4" "$set"
 done
+# Small buffers with further passes, rows in fp8, checksums.
+for exchange in flat hierarchical; do
+  agree "dp=4,ep=4;dp=4,ep=2" dispatch.exchange=$exchange comm.ranks_per_node=2 dispatch.buffer_factor=0.3
+done
+agree "dp=4,ep=4;dp=2,ep=2;dp=2" dispatch.dtype=fp8 dispatch.backward_dtype=fp8
+agree "dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.dtype=fp8 dispatch.exchange=flat dispatch.buffer_factor=0.3
+agree "dp=4,ep=4" dispatch.checksum=true
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
@@ -32,6 +39,20 @@ for set in optimizer.name=adamw "activations.recompute=[full]" "activations.reco
   "model.balance={bias_rule: sign, aux_loss: switch, aux_loss_weight: 0.01}"; do
   agree "tp=2;dp=2,tp=2,ep=2,etp=2" "$set"
 done
+agree "dp=4;dp=2,ep=2;dp=2,tp=2,ep=2,etp=2" parallel.zero=0
+# Pipelines with everything else.
+agree "pp=2,tp=2;pp=2,tp=2,ep=2;pp=2,dp=2,tp=2,etp=2" train.global_batch_size=8
+agree "pp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" parallel.schedule=zero_bubble model.tie_word_embeddings=true
+agree "pp=2,cp=2;pp=2,dp=2,cp=2;pp=2,cp=2,tp=2,ep=2" "model.mtp={num_nextn_predict_layers: 1}" train.global_batch_size=8
+# The vocabulary split: tied, with MTP, in chunks of the head that are shorter than the group or do not divide a rank's tokens.
+agree "tp=2;dp=2,tp=2" --steps 5 optimizer.name=adamw model.tie_word_embeddings=true
+agree "tp=2;dp=2,tp=2,ep=2,etp=2" --steps 5 "model.mtp={num_nextn_predict_layers: 1}" model.tie_word_embeddings=true train.head_chunk_rows=1
+agree "tp=4;dp=2,tp=4,ep=4" --steps 5 optimizer.name=adamw model.num_attention_heads=4 model.linear_attn_config.num_heads=4 \
+  train.head_chunk_rows=10 "model.mtp={num_nextn_predict_layers: 1}"
+# Split matrices under Muon where members of a family have learning rates of their own.
+agree "tp=2,etp=2;dp=2,tp=2,etp=4;dp=4,tp=2,ep=2,etp=2" optimizer.untouched=skip
+# The indexer's queries shared out, in its warm-up and after it.
+agree "tp=2;dp=2,tp=2" "train.phases=[{until: 2, sparse_stage: warmup}, {until: 8}]"
 # Sequences cut into pieces, with documents that cross the cuts, end at them, lie between them.
 perl -e 'srand 3; for my $d (1 .. 300) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. (1 + int rand 14)), "\n\f\n" }' > short.txt
 agree "cp=2;cp=4;dp=2,cp=2;cp=4,ep=2;cp=4,ep=2,etp=2;cp=2,tp=2"
@@ -48,8 +69,27 @@ tr -d '\f' < text.txt > long.txt
 agree "cp=3,ep=3;cp=4,tp=2" data.train=long.txt data.sequence_length=768 train.global_batch_size=1 model.num_experts=6
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
+grep -q "2 does not divide model.vocab_size (257). Nearest valid: 1, 257; or model.vocab_size: 258" refused.txt || fail "no reason: $(cat refused.txt)"
+"$moesaic" plan tiny.yaml parallel.tp=2 model.vocab_size=257 > refused.txt 2>&1 && fail "plan: 257 words for two ranks"
+grep -q "or model.vocab_size: 258" refused.txt || fail "plan gives no reason: $(cat refused.txt)"
+"$moesaic" plan tiny.yaml parallel.tp=2 parallel.ep=4 > plan.txt 2>&1 || { cat plan.txt; fail "no plan"; }
+grep -q "Memory of a rank of 4, " plan.txt || fail "plan is of other ranks: $(grep 'Memory of' plan.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 3 --layouts "cp=3" > refused.txt 2>&1 && fail "64 tokens in three pieces"
 grep -q "3 does not cut the 64 tokens of a micro-batch .* into equal pieces. Nearest valid: 2, 4" refused.txt || fail "no reason: $(cat refused.txt)"
+
+selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
+expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"
+expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
+expect 2 "run.precision=bf16: selftest layouts computes in f64 on the CPU" selftest --ranks 4 run.precision=bf16
+expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
+expect 0 "layouts agree" selftest --sample 3 # four threads where nobody says how many
+expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" "$mpirun" -np 1 "$moesaic" selftest layouts tiny.yaml
+expect 2 "--ranks 2 are threads of one process, and a launcher started 2 processes" \
+  "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml --ranks 2
+[ "$(echo "$out" | grep -c "are threads")" -eq 1 ] || fail "said once per rank: $out"
+expect 0 "layouts agree" env SLURM_JOB_ID=1 SLURM_NTASKS=2 "$moesaic" selftest layouts tiny.yaml --ranks 2 # the shell of a batch job
+set +e # which expect() has set
 
 # Runs with experts on four ranks: whole, stopped and continued, and read by other layouts.
 start() { ranks=$1; shift; "$mpirun" -np "$ranks" --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.precision=f64 "$@"; }
@@ -67,5 +107,26 @@ for other in "1" "2 parallel.ep=2" "4 parallel.ep=2" "4" "4 parallel.cp=4"; do
 done
 "$moesaic" train tiny.yaml run.precision=f64 run.dir=one > one.txt 2>&1 || { cat one.txt; fail "one rank"; }
 start 4 parallel.ep=4 run.dir=back --resume=one@4 > back.txt 2>&1 || { cat back.txt; fail "ep 4 from one rank"; }
+# The same with tensors split: what two ranks saved goes on on one, and is evaluated there to the digits that one rank's run has.
+start 2 parallel.tp=2 run.dir=split > split.txt 2>&1 || { cat split.txt; fail "tp 2"; }
+start 2 parallel.tp=2 run.dir=halves train.steps=8 run.max_minutes=0.00001 > halves.txt 2>&1
+[ $? = 75 ] || { cat halves.txt; fail "no stop of tp 2"; }
+start 2 parallel.tp=2 run.dir=halves --resume=must > halves.txt 2>&1 || { cat halves.txt; fail "no second life of tp 2"; }
+"$moesaic" ckpt diff split/checkpoints/step-00000008 halves/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits by tp 2"; }
+for other in "1" "4 parallel.tp=2 parallel.ep=2"; do
+  # shellcheck disable=SC2086 # several words
+  start $other run.dir=other --resume=split@4 > other.txt 2>&1 || { cat other.txt; fail "$other from tp 2"; }
+  grep -q "step 8/8" other.txt || fail "$other did not finish what tp 2 began"
+  rm -r other
+done
+start 2 parallel.tp=2 run.dir=other --resume=one@4 > other.txt 2>&1 || { cat other.txt; fail "tp 2 from one rank"; }
+perplexity() { "$moesaic" eval "$1" 2>&1 | grep -o "perplexity [0-9.]*" | head -n 1; }
+[ -n "$(perplexity one)" ] && [ "$(perplexity split)" = "$(perplexity one)" ] || fail "perplexity: '$(perplexity split)' by tp 2, '$(perplexity one)' by one rank"
+held_out() { grep "held-out" "$1"; }
+[ "$(held_out split.txt)" = "$(held_out one.txt)" ] || fail "held-out: $(held_out split.txt) by tp 2, $(held_out one.txt) by one rank"
+start 4 parallel.pp=2 parallel.tp=2 run.dir=staged > staged.txt 2>&1 || { cat staged.txt; fail "pp 2, tp 2"; }
+[ "$(held_out staged.txt)" = "$(held_out one.txt)" ] || fail "held-out: $(held_out staged.txt) by pp 2 and tp 2, $(held_out one.txt) by one rank"
+[ "$(perplexity staged)" = "$(perplexity one)" ] || fail "perplexity: '$(perplexity staged)' by pp 2 and tp 2, '$(perplexity one)' by one rank"
+"$moesaic" generate split --prompt "the cat" --max-new-tokens 5 > sample.txt 2>&1 || { cat sample.txt; fail "no sample from tp 2"; }
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 echo "layouts: all agree"

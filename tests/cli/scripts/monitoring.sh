@@ -2,12 +2,10 @@
 # monitoring.sh MPIRUN MOESAIC SOURCE_DIR WORK_DIR: the Prometheus file of a real run against `promtool`, the alert rules
 # with their tests, and the dashboard: every metric that a rule, a panel or the documentation names is one that runs write.
 set -eu
-mpirun=$1 moesaic=$2 source=$3 work=$4
-here=$(cd "$(dirname "$0")" && pwd)
-rm -rf "$work"
-mkdir -p "$work/textfile"
-cd "$work"
-. "$here/expert_run.sh"
+. "${0%/*}/functions.sh"
+source=$3
+enter "$1" "$2" "$4"
+mkdir textfile
 expert_run
 names() { # of metrics in the files
   grep -ho 'moesaic_[a-z][a-z_]*' "$@" | sort -u

@@ -1,6 +1,6 @@
 #!/bin/sh
 # rank_agreement.sh MPIRUN MOESAIC WORK_DIR: two ranks in two folders, as on machines without shared storage. With equal files they
-# train; with another configuration, another command, other data, or a checkpoint that one of them lacks the run ends before its
+# train if rank 0 writes all; with another configuration, another command, other data, or a checkpoint that one of them lacks the run ends before its
 # first step and says which rank has what.
 set -e
 . "$(dirname "$0")/tiny_run.sh"
@@ -16,10 +16,12 @@ both() {
     -np 1 -wdir "$work/b" "$moesaic" train tiny.yaml $all "$@"
 }
 
-expect 0 "finished   step 8 of 8" both
+expect 2 "is not the folder that rank 0 writes to; every rank writes its part of a checkpoint there" both run.dir=other
+rm -r a/other
+expect 0 "finished   step 8 of 8" both parallel.zero=0
 [ ! -e b/run ] || fail "rank 1 wrote files"
 rm a/run/finished # what is done is said before anything is looked at
-expect 2 "there is no run/checkpoints/step-00000008, which rank 0 has; run.dir" both --resume=must
+expect 2 "there is no run/checkpoints/step-00000008, which rank 0 has; run.dir" both parallel.zero=0 --resume=must
 expect 2 "optimizer.lr is 0.001, 0.003 on rank 0; all ranks need the same configuration" both run.dir=other -- optimizer.lr=1e-3
 expect 2 "rank 1 on" both run.dir=other -- run.seed=2
 expect 2 "resume is never, auto on rank 0" both run.dir=other -- --resume=never

@@ -4,12 +4,7 @@
 set -eu
 . "${0%/*}/tiny_run.sh"
 
-same() { # folder, folder, step
-  for f in model optimizer ema; do
-    cmp "$1/checkpoints/step-0000000$3/$f.safetensors" "$2/checkpoints/step-0000000$3/$f.safetensors" || fail "$1 and $2: $f of step $3 differs"
-  done
-}
-resume() { "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" resume "$@"; }
+same() { same_state "$1/checkpoints/step-0000000$3" "$2/checkpoints/step-0000000$3" "$1 and $2, step $3"; } # folder, folder, step
 
 run checkpoint.every=2 > log.txt
 cp -r run whole
@@ -41,7 +36,10 @@ expect 2 "model.hidden_size: 32 -> 64 (it was trained as another model)" resume 
 case $out in *"'model.embed_tokens.weight' is f32 [256, 32], expected f32 [256, 64]"*) ;; *) fail "no word about the tensors: $out" ;; esac
 expect 2 "run.seed: 1 -> 5 (the order of the data would change)" resume run run.seed=5
 expect 2 "optimizer.name: muon -> adamw" resume run optimizer.name=adamw
-expect 2 "does not fit" resume run optimizer.ema_decay=null
+expect 2 "unexpected: 'ema/model.embed_tokens.weight' f32 [256, 32] is not part of this run" resume run optimizer.ema_decay=null
+case $out in *"These keys were changed:
+  optimizer.ema_decay: 0.9 -> null"*) ;; *) fail "the key is not named: $out" ;; esac
+case $out in *summary*) fail "a refused run sums up: $out" ;; esac
 
 # An earlier step of the same run, the newer ones stay under other names; the same command does not go back again.
 cp -r whole back
@@ -63,16 +61,24 @@ expect 2 "there is no such folder" run run.dir=fork2 --resume=wholly
 # Damage: one byte of a tensor, then a manifest that is cut off.
 damage() { perl -e 'open my $f, "+<", $ARGV[0] or die; seek $f, -9, 2; read $f, my $c, 1; seek $f, -9, 2; print $f chr(ord($c) ^ 1)' "$1"; }
 cp -r whole hurt
-damage hurt/checkpoints/step-00000008/optimizer.safetensors
+damage hurt/checkpoints/step-00000008/optimizer-rank00001.safetensors
 : > hurt/checkpoints/step-00000006/manifest.json
 expect 3 "in tensor 'optimizer/" run run.dir=hurt
+case $out in *"To take an older one, move hurt/checkpoints/step-00000008 away, or use --fallback"*) ;; *) fail "no word of what to do: $out" ;; esac
+: > hurt/checkpoints/step-00000008/manifest.json.new
+mv hurt/checkpoints/step-00000008/manifest.json hurt.json
+mv hurt/checkpoints/step-00000008/manifest.json.new hurt/checkpoints/step-00000008/manifest.json
+expect 3 "move hurt/checkpoints/step-00000008 away, or name its step (RUN@STEP)" "$moesaic" generate hurt
+expect 3 "or name its step (RUN@STEP)" "$moesaic" eval hurt
+expect 3 "or use --fallback" resume hurt
+mv hurt.json hurt/checkpoints/step-00000008/manifest.json
 expect 0 "continuing from hurt/checkpoints/step-00000004 (step 4)" run run.dir=hurt --fallback
 case $out in *"passed over (--fallback)"*"in tensor 'optimizer/"*) ;; *) fail "the damage is not named: $out" ;; esac
 [ -e hurt/checkpoints/damaged-step-00000008/manifest.json ] || fail "the damaged checkpoint was lost"
 same hurt whole 8
 expect 0 "was done before, nothing is left to do (hurt/checkpoints/step-00000008)" run run.dir=hurt
 cp -r whole worse
-for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model.safetensors; done
+for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model-rank00000.safetensors; done
 expect 3 "every checkpoint in worse/checkpoints is damaged" run run.dir=worse --fallback
 
 # Weights alone.

@@ -1,12 +1,8 @@
 #!/bin/sh
 # run_output.sh MPIRUN MOESAIC WORK_DIR: what a run prints and writes, under mpirun, alone, on a terminal, and killed.
 set -eu
-mpirun=$1 moesaic=$2 work=$3
-here=$(cd "$(dirname "$0")" && pwd)
-rm -rf "$work"
-mkdir -p "$work"
-cd "$work"
-. "$here/expert_run.sh"
+. "${0%/*}/functions.sh"
+enter "$1" "$2" "$3"
 expert_run
 escape=$(printf '\033')
 has() { grep -q -e "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"; }

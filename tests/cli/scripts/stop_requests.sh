@@ -12,17 +12,11 @@ long() { # folder, further settings…
   run run.dir="$dir" train.steps=$steps train.eval_every=50 checkpoint.every=12 checkpoint.keep_last=2 "$@"
 }
 same_as_whole() {
-  for f in model.safetensors optimizer.safetensors ema.safetensors; do
-    cmp "whole/checkpoints/$last/$f" "$1/checkpoints/$last/$f" || fail "$1: $f differs from the quiet run"
-  done
-  records whole > whole.records
-  records "$1" > stopped.records
+  same_state "whole/checkpoints/$last" "$1/checkpoints/$last" "$1 and the quiet run"
+  same_records whole/metrics.jsonl > whole.records
+  same_records "$1/metrics.jsonl" > stopped.records
+  [ -s whole.records ] || fail "no records to compare"
   cmp whole.records stopped.records || fail "$1: metrics.jsonl differs from the quiet run"
-}
-# The last record of every step and evaluation, without times.
-records() {
-  grep -E '"type":"(step|eval)"' "$1/metrics.jsonl" | sed -E 's/,"(seconds|time|tokens_per_second|tflops_per_device|mfu|memory_bytes|host_bytes)":[^,}]*//g' |
-    perl -ne '/"type":"(\w+)","step":(\d+)/ or next; $r{sprintf "%08d %s", $2, $1} = $_; END { print map { $r{$_} } sort keys %r }'
 }
 # Waits until mpirun has started both ranks and they catch SIGUSR1 (signal 10: bit 9 of the mask); sets $rank.
 wait_for_rank() {
@@ -65,7 +59,7 @@ at_the_start() { wait_for_rank "$1"; kill -USR1 "$1"; }
 twice_in_a_step() { wait_for_rank "$1"; wait_for_line "$1" 'step 5/'; kill -USR1 "$1"; kill -USR1 "$1"; }
 a_rank_at_an_evaluation() { wait_for_rank "$1"; wait_for_line "$1" "step 50 | eval"; kill -USR1 "$rank"; }
 at_a_save() { wait_for_rank "$1"; wait_for_line "$1" 'step 84/'; kill -USR1 "$1"; }
-by_file() { touch signals/stop; } # there before the first step
+by_file() { wait_for_rank "$1"; touch signals/stop; } # there before the first step
 at_the_last_step() { wait_for_rank "$1"; wait_for_line "$1" "step $((steps - 1))/"; kill -USR1 "$rank" 2> /dev/null || true; }
 for moment in at_the_start twice_in_a_step a_rank_at_an_evaluation at_a_save by_file; do
   disturbed signals $moment
@@ -78,12 +72,26 @@ disturbed signals at_the_last_step
 [ "$code" -eq 0 ] || long signals > out.txt
 same_as_whole signals
 
+# A file that was there before the start was meant for another one, whichever end that came to; the file of a last step is
+# removed with the mark of the end.
+cp -r signals stale
+touch stale/stop
+expect 0 "was done before" long stale
+[ -e stale/stop ] || fail "a start with nothing to do removed the file"
+expect 0 "removed    stale/stop: it was there before this start" run run.dir=stale train.steps=$((steps + 2)) train.eval_every=50 checkpoint.every=12 checkpoint.keep_last=2
+case $out in *"step $((steps + 2))/"*) ;; *) fail "a stale file stopped the run: $out" ;; esac
+[ ! -e stale/stop ] || fail "the stale file is still there"
+at_the_end() { wait_for_rank "$1"; wait_for_line "$1" "step $steps/"; touch ending/stop; }
+disturbed ending at_the_end
+[ "$code" -eq 0 ] || fail "asked after the last step: exit $code: $(cat out.txt)"
+[ -e ending/finished ] && [ ! -e ending/stop ] || fail "a request after the last step is left for the next start"
+
 # Pieces shorter than the interval between saves, by both time limits: every life gets on.
 for life in 1 2 3; do expect 75 "run.max_minutes is over at step $life of" long timed run.max_minutes=0.00001; done
 end=$(($(date +%s) + 25)) # less than the margin
 for life in 4 5; do SLURM_JOB_END_TIME=$end expect 75 "SLURM_JOB_END_TIME) is near at step $life of" long timed; done
-SLURM_JOB_END_TIME=soon expect 2 "SLURM_JOB_END_TIME" long timed
 SLURM_JOB_END_TIME=$(($(date +%s) - 5)) expect 0 "finished" long timed # left over from an earlier job
+SLURM_JOB_END_TIME=soon expect 2 "SLURM_JOB_END_TIME" long other
 same_as_whole timed
 
 # Without mpirun SIGTERM and SIGINT do the same.
@@ -93,6 +101,7 @@ for signal in TERM INT; do
   perl -e '$SIG{INT} = "DEFAULT"; exec @ARGV' "$moesaic" train tiny.yaml run.dir=alone_$signal train.steps=2000 > out.txt 2>&1 &
   process=$!
   wait_for_line $process 'step 3/'
+  grep -q "^stop  .*Ctrl-C once, kill -USR1 $process" out.txt || fail "the header does not say how to stop a process without mpirun: $(grep '^stop' out.txt)"
   kill -$signal $process
   code=0
   wait $process || code=$?

@@ -2,50 +2,16 @@
 # train_cuda.sh MPIRUN MOESAIC WORK_DIR: the whole program on a GPU, in bf16: the same bytes twice and after resuming, the
 # same loss as on the CPU, two ranks (on two devices, or in turns on one) against one, messages.
 set -eu
-mpirun=$1 moesaic=$2 work=$3
+. "${0%/*}/functions.sh"
 devices=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
 if [ "$devices" -eq 0 ]; then
-  if [ "${MOESAIC_REQUIRE_CUDA:-}" = 1 ]; then echo "FAILED: MOESAIC_REQUIRE_CUDA=1, but there is no CUDA device"; exit 1; fi
+  if [ "${MOESAIC_REQUIRE_CUDA:-}" = 1 ]; then fail "MOESAIC_REQUIRE_CUDA=1, but there is no CUDA device"; fi
   echo "SKIPPED: no CUDA device"
   exit 0
 fi
-rm -rf "$work"
-mkdir -p "$work"
-cd "$work"
-perl -e 'srand 7; for my $d (1 .. 40) { print join(" ", map { ("the", "cat", "sat", "on", "a", "mat", "and", "ran")[rand 8] } 1 .. 60), "\n\f\n" }' > text.txt
-cat > tiny.yaml <<'YAML'
-model:
-  hidden_size: 64
-  num_hidden_layers: 4
-  vocab_size: 256
-  intermediate_size: 96
-  hidden_act: situ
-  linear_attn_config: {kda_layers: [1, 2, 3], full_attn_layers: [4], num_heads: 2, head_dim: 32, gate_lower_bound: -5.0, use_full_rank_gate: true}
-  num_attention_heads: 2
-  q_lora_rank: 32
-  kv_lora_rank: 32
-  qk_nope_head_dim: 32
-  qk_rope_head_dim: 16
-  v_head_dim: 32
-  mla_use_nope: true
-  mla_use_output_gate: true
-  indexer: {index_n_heads: 2, index_head_dim: 32, index_topk: 16}
-  num_experts: 8
-  num_experts_per_token: 2
-  num_shared_experts: 1
-  moe_intermediate_size: 32
-  routed_expert_hidden_size: 32
-  first_k_dense_replace: 1
-  balance: {bias_rule: quantile}
-  residual: {type: attention, attn_res_block_size: 1}
-data: {train: text.txt, valid: text.txt, sequence_length: 128}
-train: {steps: 8, global_batch_size: 4, micro_batch_size: 1, eval_every: 4, eval_batches: 4}
-optimizer: {name: muon, lr: 3e-3, warmup_steps: 2, ema_decay: 0.9}
-checkpoint: {every: 4, keep_last: 0}
-run: {device: cuda, dir: run}
-YAML
-ranks() { n=$1; shift; "$mpirun" -np "$n" --oversubscribe --bind-to none "$moesaic" train tiny.yaml "$@"; }
-fail() { echo "FAILED: $*"; exit 1; }
+enter "$1" "$2" "$3"
+small_text > text.txt
+hybrid_yaml 64 3 full | sed 's/device: cpu/device: cuda/' > tiny.yaml
 loss() { grep -o 'eval loss [0-9.]*' "$1" | tail -1 | awk '{ print $3 }'; }
 close() { # what, file, file, relative difference
   awk -v a="$(loss "$2")" -v b="$(loss "$3")" -v t="$4" -v w="$1" \
@@ -67,10 +33,8 @@ cp -r run/checkpoints/step-00000008 whole
 ranks 1 run.dir=again > again.txt
 rm -r run/checkpoints/step-00000008
 ranks 1 > resumed.txt
-for f in model.safetensors optimizer.safetensors ema.safetensors; do
-  cmp "whole/$f" "again/checkpoints/step-00000008/$f" || fail "$f differs between two runs"
-  cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
-done
+same_state whole again/checkpoints/step-00000008 "two runs"
+same_state whole run/checkpoints/step-00000008 "after resuming"
 ranks 1 run.dir=cpu run.device=cpu run.precision=bf16 > cpu.txt
 close "GPU and CPU" log.txt cpu.txt 0.02
 # Onwards on the CPU from the GPU's checkpoint, and back.
@@ -100,21 +64,43 @@ if [ "$devices" -lt 2 ]; then
 fi
 ranks 2 run.dir=two $share > two.txt || fail "$(cat two.txt)"
 close "two ranks and one" two.txt log.txt 0.01
+grep -q '^mfu .*MFU = FLOPs of a step / (its seconds x 2 GPU(s) x ' two.txt || grep -q '^mfu .*no MFU: no peak is known' two.txt || fail "the header does not say what MFU is: $(cat two.txt)"
+# A launcher that shows each rank one GPU, as number 0: the same bits, and not one GPU for both.
+cat > own_gpu.sh <<'OWN'
+#!/bin/sh
+CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_LOCAL_RANK % GPUS)) exec "$@"
+OWN
+chmod +x own_gpu.sh
+[ "$devices" -ge 2 ] && gpus=2 || gpus=1
+GPUS=$gpus "$mpirun" -np 2 --oversubscribe --bind-to none ./own_gpu.sh "$moesaic" train tiny.yaml run.dir=own $share > own.txt || fail "$(cat own.txt)"
+same_state two/checkpoints/step-00000008 own/checkpoints/step-00000008 "ranks that see one GPU each"
+GPUS=$gpus "$mpirun" -np 2 --oversubscribe --bind-to none ./own_gpu.sh "$moesaic" doctor tiny.yaml > doctor.txt || [ "$gpus" -eq 1 ] || fail "$(cat doctor.txt)"
+grep -q "GPU per rank  *2 rank(s), $gpus different GPU(s)" doctor.txt || fail "doctor does not say who sees what: $(cat doctor.txt)"
+grep '"type":"step","step":8,' run/metrics.jsonl | perl -MJSON::PP -ne '$r = decode_json($_); $p = $r->{seconds_by_part}; $sum += $_ for values %$p;
+  exit !($p->{forward} > 0 && $p->{backward} > 0 && $p->{optimizer} > 0 && abs($sum - $p->{checkpoint} - $r->{seconds}) < 0.05 * $r->{seconds})' || fail "the parts of a step are not the step: $(tail -3 run/metrics.jsonl)"
 ranks 2 run.dir=two_again $share > two_again.txt
-cmp two/checkpoints/step-00000008/model.safetensors two_again/checkpoints/step-00000008/model.safetensors || fail "two ranks differ between two runs"
+same_state two/checkpoints/step-00000008 two_again/checkpoints/step-00000008 "two ranks, twice"
 # Experts on two ranks: the loss of one, the same bits twice, checkpoints that one rank reads.
 ranks 1 run.dir=plain run.precision=f32 > plain.txt || fail "$(cat plain.txt)"
 for exchange in flat dense pair; do
   ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
   close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
 done
+# Heads, widths and vocabulary, layers, and optimizer state on two ranks.
+number=0
+for layout in parallel.tp=2 "parallel.tp=2 parallel.etp=2" "parallel.tp=2 parallel.ep=2" parallel.pp=2 "parallel.pp=2 parallel.schedule=zero_bubble" parallel.zero=0; do
+  number=$((number + 1))
+  # shellcheck disable=SC2086 # several words
+  ranks 2 run.dir=layout$number $layout run.precision=f32 $share > layout.txt || fail "$layout: $(cat layout.txt)"
+  close "$layout and one rank" layout.txt plain.txt 0.0002
+  # shellcheck disable=SC2086
+  ranks 2 run.dir=layout${number}_bf16 $layout $share > layout.txt || fail "$layout, bf16: $(cat layout.txt)"
+  close "$layout and one rank, bf16" layout.txt log.txt 0.01
+done
 ranks 2 run.dir=ep parallel.ep=2 $share > ep.txt || fail "$(cat ep.txt)"
 close "experts on two ranks and on one, bf16" ep.txt log.txt 0.01
 ranks 2 run.dir=ep_again parallel.ep=2 $share > ep_again.txt
-for r in 0 1; do
-  cmp ep/checkpoints/step-00000008/model-rank0000$r.safetensors ep_again/checkpoints/step-00000008/model-rank0000$r.safetensors ||
-    fail "experts on two ranks differ between two runs"
-done
+same_state ep/checkpoints/step-00000008 ep_again/checkpoints/step-00000008 "experts on two ranks, twice"
 ranks 1 run.dir=ep train.steps=10 > ep_one.txt || fail "$(cat ep_one.txt)"
 grep -q 'continuing from .*step-00000008' ep_one.txt || fail "one rank does not continue the run of two"
 set +e

@@ -10,9 +10,7 @@ grep -q 'held-out .*unigram entropy .*bigram entropy' log.txt || fail "no closin
 cp -r run/checkpoints/step-00000008 whole
 rm -r run/checkpoints/step-00000008
 expect 0 "continuing from" run
-for f in model.safetensors optimizer.safetensors; do
-  cmp "whole/$f" "run/checkpoints/step-00000008/$f" || fail "$f differs after resuming"
-done
+same_state whole run/checkpoints/step-00000008 "after resuming"
 # Finished: started again it ends at once after a look at the changed keys. It needs no data, and writes nothing.
 [ "$(cat run/finished)" = "step 8: all steps and the closing evaluation are done" ] || fail "no mark of the end"
 cp -r run before
@@ -20,11 +18,27 @@ mv text.txt elsewhere.txt
 expect 0 "finished   step 8 of 8 was done before, nothing is left to do (run/checkpoints/step-00000008); raise train.steps" run
 case $out in *held-out* | *"model "* | *summary*) fail "a finished run did more than say so: $out" ;; esac
 expect 0 "changed    log.interval: 1 -> 2" run log.interval=2
-expect 0 "was done before" "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" resume run
+expect 0 "was done before" resume run
 expect 2 "trained as another model" run model.hidden_act=silu
 expect 2 "--resume=never" run --resume=never data.train=elsewhere.txt data.valid=elsewhere.txt
-diff -r --exclude=.lock before run || fail "a finished run wrote something"
 mv elsewhere.txt text.txt
+# What an unfinished run refuses it refuses as well, in the same words; what it accepts it only looks at.
+cp -r before unmarked
+rm unmarked/finished
+for change in parallel.dp=1 parallel.ep=4 parallel.tp=4 parallel.pp=4 data.sequence_length=32 data.valid=nowhere.txt data.tokenizer=nowhere \
+  optimizer.ema_decay=null run.precision=f64 'activations.recompute=[nothing]' debug.nvtx=true; do
+  set +e
+  run run.dir=unmarked $change > open.txt 2>&1
+  code=$?
+  set -e
+  [ $code -ge 2 ] || fail "$change was accepted: $(cat open.txt)"
+  expect $code "$(sed -n 's/^moesaic: //p' open.txt | sed 's/unmarked/run/g')" run $change
+done
+expect 2 "train.global_batch_size: 4 is not a multiple" ranks 3
+expect 0 "changed    optimizer.lr: 0.003 -> 0.001" run optimizer.lr=1e-3
+case $out in *"step 8 of 8 was done before"*) ;; *) fail "with another learning rate: $out" ;; esac
+diff -r --exclude=.lock --exclude=watchdog before run || fail "a finished run wrote something"
+rm -r unmarked
 # A kill between the last save and the end of the closing evaluation: no mark, or half of one.
 for mark in absent half; do
   if [ $mark = half ]; then printf 'step 8: all' > run/finished; else rm run/finished; fi
@@ -64,9 +78,7 @@ expect 2 "order of the data" run run.seed=2
 expect 75 "max_minutes" run run.dir=timed run.max_minutes=0.00001
 expect 75 "step 2 of 8" run run.dir=timed run.max_minutes=0.00001
 expect 0 "continuing from" run run.dir=timed
-for f in model.safetensors optimizer.safetensors; do
-  cmp "whole/$f" "timed/checkpoints/step-00000008/$f" || fail "$f differs after time limits"
-done
+same_state whole timed/checkpoints/step-00000008 "after time limits"
 # A learning rate that breaks the weights: exit 5, and no checkpoint of the steps that only skipped.
 expect 5 "not finite" run run.dir=broken optimizer.lr=1e30 checkpoint.every=1 train.steps=4
 [ ! -e broken/checkpoints/step-00000004 ] || fail "a step that was skipped was saved"

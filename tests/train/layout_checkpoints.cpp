@@ -1,0 +1,131 @@
+// A checkpoint that was written in one layout is loaded in every other and written again: the same bits.
+#include <filesystem>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "core/checkpoint/checkpoint.h"
+#include "tests/support/catch.h"
+#include "tests/train/run.h"
+
+namespace moesaic::test {
+namespace {
+
+class Folder {
+ public:
+  Folder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("moesaic_layout_checkpoints_" + std::to_string(getpid()))) {}
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct Layout {
+  int ranks = 1, ep = 1, zero = 1;
+};
+constexpr Layout kLayouts[] = {
+    {1, 1, 1}, {2, 1, 0}, {2, 2, 1}, {3, 1, 1}, {4, 2, 0}, {4, 2, 1}, {4, 4, 1}};
+
+std::string name(const Layout& layout) {
+  return fmt::format("{} rank(s) ep {} zero {}", layout.ranks, layout.ep, layout.zero);
+}
+
+config::Config in_layout(std::vector<std::string> overrides, const Layout& layout) {
+  overrides.push_back(fmt::format("parallel.ep={}", layout.ep));
+  overrides.push_back(fmt::format("parallel.zero={}", layout.zero));
+  return hybrid_config(overrides);
+}
+
+// All ranks write one checkpoint together, as the executable does.
+void save(Run& run, Communicator& world, const std::filesystem::path& folder) {
+  const auto own = run.trainer->owned_state();
+  std::string to;
+  if (world.rank() == 0)
+    to = begin_checkpoint(folder, run.trainer->steps_done(), std::uint64_t{1} << 20).string();
+  world.broadcast_host(to, 0);
+  const auto parts = world.all_gather_host(write_checkpoint_part(
+      to, fmt::format("rank{:05}", world.rank()), own, run.trainer->stream()));
+  if (world.rank() == 0)
+    commit_checkpoint(to, run.trainer->steps_done(), run.trainer->values(), "", parts, 0, 0);
+  world.barrier();
+}
+
+void load(Run& run, const std::filesystem::path& folder) {
+  const auto checkpoint = latest_checkpoint(folder);
+  MOESAIC_CHECK(checkpoint.has_value(), "no checkpoint");
+  run.trainer->load_values(load_checkpoint(
+      checkpoint->path, run.trainer->state(), !run.trainer->is_split(), run.trainer->stream()));
+}
+
+// What one rank reads from a checkpoint, which must hold exactly what a run of one rank would write.
+Snapshot contents(const std::vector<std::string>& overrides, const std::filesystem::path& folder) {
+  Run run(in_layout(overrides, {}));
+  load(run, folder);
+  return run.snapshot();
+}
+
+// What the kernels of all ranks read, once per name; names of which two ranks see other bytes are put into `wrong`.
+void merge(Snapshot& all, const Snapshot& own, std::string& wrong, std::mutex& mutex) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [tensor, bytes] : own) {
+    const auto [known, is_new] = all.emplace(tensor, bytes);
+    if (!is_new && known->second != bytes) wrong += tensor + " ";
+  }
+}
+
+void check_all_layouts(const std::vector<std::string>& overrides) {
+  const Folder folder;
+  for (const Layout& from : kLayouts) {
+    const auto saved = folder.path() / name(from);
+    Snapshot memory, weights;
+    std::string wrong;
+    std::mutex mutex;
+    run_local_ranks(from.ranks, [&](Communicator& world) {
+      Run run(in_layout(overrides, from), &world);
+      run.steps(2);
+      run.add_to(memory, mutex);
+      merge(weights, run.weights_of_kernels(), wrong, mutex);
+      save(run, world, saved);
+    });
+    const Snapshot written = contents(overrides, saved);
+    INFO("saved by " << name(from));
+    CHECK(differences(written, memory).empty());
+    for (const Layout& to : kLayouts) {
+      INFO("loaded by " << name(to));
+      const auto again = folder.path() / (name(from) + " to " + name(to));
+      Snapshot loaded;
+      run_local_ranks(to.ranks, [&](Communicator& world) {
+        Run run(in_layout(overrides, to), &world);
+        load(run, saved);
+        run.add_to(loaded, mutex);
+        merge(weights, run.weights_of_kernels(), wrong, mutex);
+        save(run, world, again);
+      });
+      CHECK(differences(loaded, memory).empty());
+      CHECK(wrong.empty());
+      CHECK(differences(contents(overrides, again), written).empty());
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("checkpoints: every layout loads every other's to the bit, AdamW, f64") {
+  check_all_layouts({"train.global_batch_size=12", "optimizer.ema_decay=0.9"});
+}
+
+TEST_CASE("checkpoints: every layout loads every other's to the bit, Muon, split masters") {
+  check_all_layouts({"train.global_batch_size=12",
+                     "optimizer.name=muon",
+                     "run.precision=bf16",
+                     "model.indexer.attention_form=gather"});
+}
+
+}  // namespace moesaic::test
