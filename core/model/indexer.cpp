@@ -102,63 +102,72 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
 }
 
 void Indexer::select(Tape& tape) const {
-  const ConstTensorView q = tape.in(q_), k = tape.in(all_k_), w = tape.in(w_);
   const TensorView selected = tape.out(selected_);
-  IndexerSelect op{.selected = selected,
-                   .scores = scores_,
-                   .qi = q,
-                   .ki = k.rows(0, keys_),
-                   .w = w,
-                   .cu_seqlens = tape.sequence().key_documents(),
-                   .given = given_};
-  if (!given_.empty() || !scores_.empty()) return tape.run(op);
-  if (slices_ != nullptr) {
-    // Sharing the queries along Axis::tp saves more than lending them along Axis::cp would.
-    const RowRange rows = own_queries(selected.dim(0));
-    op.query_begin = rows.begin;
-    op.query_end = rows.end;
-    tape.run(op);
-    return slices_->gather(selected, selected.rows(rows.begin, rows.end), tape.stream());
-  }
-  if (context_ != nullptr) return select_with_loans(tape, q, k, w, selected);
-  tape.run(op);
+  const ConstTensorView q = tape.in(q_), k = tape.in(all_k_), w = tape.in(w_);
+  const bool replays = !given_.empty() || !scores_.empty();
+  if (!replays && (slices_ != nullptr || context_ != nullptr))
+    return select_shared(tape, q, k, w, selected);
+  tape.run(IndexerSelect{.selected = selected,
+                         .scores = scores_,
+                         .qi = q,
+                         .ki = k.rows(0, keys_),
+                         .w = w,
+                         .cu_seqlens = tape.sequence().key_documents(),
+                         .given = given_});
 }
 
-// Keys of a rank's own queries, but for those that it lends, and of those that it is lent (PieceLinks::loan). Every rank has
-// the keys of all tokens; the queries travel, and the choice back.
-void Indexer::select_with_loans(
-    Tape& p, ConstTensorView q, ConstTensorView k, ConstTensorView w, TensorView selected) const {
-  const QueryLoan& loan = p.sequence().links.loan;
-  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0,
-                     guests = loan.helps() ? loan.rows : 0;
-  std::vector<ConstTensorView> out;
+// Along Axis::cp a rank chooses for its own queries, but for those that it lends, and for those that it is lent
+// (PieceLinks::loan): every rank has the keys of all tokens, the queries travel, and the choice back. Along Axis::tp each
+// rank does so for its run of both.
+void Indexer::select_shared(Tape& tape,
+                            ConstTensorView q,
+                            ConstTensorView k,
+                            ConstTensorView w,
+                            TensorView selected) const {
+  const QueryLoan& loan = tape.sequence().links.loan;
+  const std::int64_t tokens = q.dim(0), away = loan.gives ? loan.rows : 0;
+  const bool cut = slices_ != nullptr && loan.rows % slices_->size() == 0;
+  const auto run_of = [&](std::int64_t n) { return cut ? own_queries(n) : RowRange{0, n}; };
+  const RowRange lent = run_of(loan.rows), own = run_of(tokens - away);
+  std::vector<ConstTensorView> out, chosen;
   std::vector<TensorView> in, back;
+  TensorView guest_q, guest_w;
   if (away > 0) {
-    out = {q.rows(0, away), w.rows(0, away)};
-    back = {selected.rows(0, away)};
+    out = {q.rows(lent.begin, lent.end), w.rows(lent.begin, lent.end)};
+    back = {selected.rows(lent.begin, lent.end)};
+  } else if (loan.helps()) {
+    guest_q = tape.temp({loan.rows, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent");
+    guest_w = tape.temp({loan.rows, w.dim(1)}, w.dtype(), "indexer.w, lent");
+    in = {guest_q.rows(lent.begin, lent.end), guest_w.rows(lent.begin, lent.end)};
   }
-  if (guests > 0)
-    in = {p.temp({guests, q.dim(1), q.dim(2)}, q.dtype(), "indexer.q, lent"),
-          p.temp({guests, w.dim(1)}, w.dtype(), "indexer.w, lent")};
-  context_->exchange(out, in, loan.partner, p.stream());
+  if (context_ != nullptr) context_->exchange(out, in, loan.partner, tape.stream());
   if (away < tokens)
-    p.run(IndexerSelect{.selected = selected.rows(away, tokens),
-                        .qi = q.rows(away, tokens),
-                        .ki = k.rows(0, keys_),
-                        .w = w.rows(away, tokens),
-                        .cu_seqlens = p.sequence().key_documents()});
-  std::vector<ConstTensorView> chosen;
-  if (guests > 0) {
-    const TensorView own =
-        p.temp({guests, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
-    p.run(IndexerSelect{.selected = own,
-                        .qi = in[0],
-                        .ki = k.rows(0, loan.partner * tokens + guests),
-                        .w = in[1],
-                        .cu_seqlens = p.sequence().lent});
-    chosen = {own};
+    tape.run(IndexerSelect{.selected = selected.rows(away, tokens),
+                           .qi = q.rows(away, tokens),
+                           .ki = k.rows(0, keys_),
+                           .w = w.rows(away, tokens),
+                           .cu_seqlens = tape.sequence().key_documents(),
+                           .query_begin = own.begin,
+                           .query_end = own.end});
+  if (loan.helps()) {
+    const TensorView guests =
+        tape.temp({loan.rows, selected.dim(1)}, selected.dtype(), "indexer.selected, lent");
+    tape.run(IndexerSelect{.selected = guests,
+                           .qi = guest_q,
+                           .ki = k.rows(0, loan.partner * tokens + loan.rows),
+                           .w = guest_w,
+                           .cu_seqlens = tape.sequence().lent,
+                           .query_begin = lent.begin,
+                           .query_end = lent.end});
+    chosen = {guests.rows(lent.begin, lent.end)};
   }
-  context_->exchange(chosen, back, loan.partner, p.stream());
+  if (context_ != nullptr) context_->exchange(chosen, back, loan.partner, tape.stream());
+  if (!cut) return;
+  const auto gather = [&](TensorView rows, const RowRange& run) {
+    if (rows.dim(0) > 0) slices_->gather(rows, rows.rows(run.begin, run.end), tape.stream());
+  };
+  gather(selected.rows(0, away), lent);
+  gather(selected.rows(away, tokens), own);
 }
 
 RowRange Indexer::own_queries(std::int64_t tokens) const {

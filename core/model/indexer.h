@@ -31,13 +31,13 @@ class Indexer {
 
  private:
   void rotate(Tape& tape, TensorView x, bool inverse) const;
-  /// The choice of keys; the ranks along Axis::tp share the queries.
+  /// The choice of keys; the ranks along Axis::tp share the queries, pairs of ranks along Axis::cp even them out.
   void select(Tape& tape) const;
-  void select_with_loans(Tape& tape,
-                         ConstTensorView q,
-                         ConstTensorView k,
-                         ConstTensorView w,
-                         TensorView selected) const;
+  void select_shared(Tape& tape,
+                     ConstTensorView q,
+                     ConstTensorView k,
+                     ConstTensorView w,
+                     TensorView selected) const;
   /// All of them where tokens are not cut.
   RowRange own_queries(std::int64_t tokens) const;
   TensorView own_key_gradient(Tape& tape, TensorView all) const;
