@@ -9,7 +9,8 @@
 namespace moesaic {
 
 Indexer::Indexer(ParameterStore& params, const std::string& prefix, const MlaOptions& mla)
-    : options_(*mla.indexer),
+    : prefix_(prefix),
+      options_(*mla.indexer),
       rope_(mla.rope && mla.indexer->rope_dim > 0),
       rope_theta_(mla.rope_theta),
       precision_(params.precision()) {
@@ -77,13 +78,16 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
       {q_, k_, w_},
       {selected_},
       [this](Tape& p) {
-        p.run(IndexerSelect{.selected = p.out(selected_),
-                            .scores = scores_,
-                            .qi = p.in(q_),
-                            .ki = p.in(k_),
-                            .w = p.in(w_),
-                            .cu_seqlens = p.sequence().cu,
-                            .given = given_});
+        IndexerSelect op{.selected = p.out(selected_),
+                         .scores = scores_,
+                         .qi = p.in(q_),
+                         .ki = p.in(k_),
+                         .w = p.in(w_),
+                         .cu_seqlens = p.sequence().cu,
+                         .given = given_};
+        p.run(op);
+        op.given = p.replaced_choice(prefix_, -1, op.selected);
+        if (!op.given.empty()) p.run(op);
       },
       StepKind::chooses);
 }

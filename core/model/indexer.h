@@ -31,6 +31,7 @@ class Indexer {
  private:
   void rotate(Tape& tape, TensorView x, bool inverse) const;
 
+  std::string prefix_;
   IndexerOptions options_;
   bool rope_ = false;
   double rope_theta_ = 10000.0;
