@@ -16,6 +16,9 @@ namespace moesaic::apps {
 constexpr std::int64_t kPlannedDocument = 64;
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
 
+/// Ranks that the axes of the configuration need; without parallel.dp as few as the others allow.
+int planned_ranks(const config::ParallelConfig& parallel);
+
 /// The tables of `moesaic plan`; those of the pipeline where there is one.
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,

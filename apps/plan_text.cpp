@@ -9,6 +9,8 @@
 #include "apps/plan_report.h"
 #include "apps/text_table.h"
 #include "core/config/check.h"
+#include "core/model/from_config.h"
+#include "parallel/mesh.h"
 
 namespace moesaic::apps {
 namespace {
@@ -200,6 +202,9 @@ std::string plan_text(const config::LoadedConfig& loaded,
                                  model.vocab_size);
   text += layers(plan) + kinds(plan) + parameters(plan) + flops(plan) +
           memory(loaded.config, plan) + phases(plan);
+  const config::ParallelConfig& parallel = loaded.config.parallel;
+  if (const int ranks = planned_ranks(parallel); ranks > 1)
+    text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
   if (rank) text += rank_memory(loaded, *rank);
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);

@@ -11,6 +11,7 @@
 #include "apps/stop_requests.h"
 #include "apps/version.h"
 #include "core/base/crc32c.h"
+#include "core/model/from_config.h"
 #include "core/model/plan.h"
 #include "memory/device_hooks.h"
 
@@ -58,6 +59,29 @@ std::string layout_line(const RunFacts& facts) {
       p.cp,
       p.ep,
       p.etp);
+}
+
+// "dp 4 {0 2 4 6} {1 3 5 7} | ep 2 {0 1} … {6 7}": which ranks each axis brings together.
+std::string groups_line(const RunFacts& facts) {
+  const MeshLayout mesh(mesh_config(facts.loaded.config.parallel), facts.host.size());
+  const auto ranks = [](const std::vector<int>& group) {
+    return group.size() <= 8 ? fmt::format("{{{}}}", fmt::join(group, " "))
+                             : fmt::format("{{{} {} … {}}}", group[0], group[1], group.back());
+  };
+  std::string line = "mesh       groups of ranks:";
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    if (mesh.extent(axis) == 1) continue;
+    const auto groups = mesh.groups(std::span(&axis, 1));
+    line += fmt::format("{} {} {} {}",
+                        line.back() == ':' ? "" : " |",
+                        name(axis),
+                        mesh.extent(axis),
+                        ranks(groups.front()));
+    if (groups.size() > 2) line += " …";
+    if (groups.size() > 1) line += " " + ranks(groups.back());
+  }
+  return line;
 }
 
 std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
@@ -130,6 +154,7 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
                   name(facts.assembly.precision.compute)));
   lines.push_back("hosts      " + hosts);
   lines.push_back(layout_line(facts));
+  if (facts.host.size() > 1) lines.push_back(groups_line(facts));
   if (const auto context = plan_context(facts.loaded.config, plan))
     lines.push_back("context    " + context_summary(context->phases.front()));
   lines.push_back(model_line(facts, plan));

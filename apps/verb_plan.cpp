@@ -58,8 +58,7 @@ int plan(const PlanArguments& arguments) {
 
 }  // namespace
 
-// Without parallel.dp as few as the other axes need.
-int ranks_of(const config::ParallelConfig& parallel) {
+int planned_ranks(const config::ParallelConfig& parallel) {
   const std::int64_t dense = parallel.cp * parallel.tp;
   const std::int64_t least = std::lcm(dense, parallel.ep * parallel.etp) / dense;
   return static_cast<int>(parallel.pp * parallel.dp.value_or(least) * dense);
@@ -70,7 +69,7 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
   const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
-  const int ranks = ranks_of(config.parallel), stages = static_cast<int>(config.parallel.pp);
+  const int ranks = planned_ranks(config.parallel), stages = static_cast<int>(config.parallel.pp);
   // Along Axis::cp the last rank sees the most keys.
   const auto last_piece = static_cast<int>((config.parallel.cp - 1) * config.parallel.tp);
   std::optional<MemoryPlan> most;  // of the stage that needs most

@@ -31,10 +31,14 @@ void add_layouts(CLI::App& selftest, Action& action) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "A JSON array in place of the table");
   verb->footer(
-      "Computes in f64 on the CPU. A row per layout: the largest relative differences of the first "
-      "step's losses, gradient\nnorm and gradients, and of everything later, final weights "
-      "included. Exit code 1 when one is above its bound.\n\n"
+      "Computes on the CPU, in f64 unless run.precision is among the arguments. A row per layout: "
+      "the largest relative\ndifferences of the first step's losses, gradient norm and gradients, "
+      "of later losses and norms, and of the last weights.\nIn f32 and bf16 every layout takes the "
+      "choices of the run on one rank (experts of tokens, keys of sparse attention),\nand `differ` "
+      "says how many of its own would have been others. Exit code 1 when a difference is above its "
+      "bound,\nwhich is printed and follows from the type and the depth.\n\n"
       "Examples:\n  moesaic selftest layouts configs/quickstart.yaml --ranks 4\n"
+      "  moesaic selftest layouts my.yaml run.precision=bf16 --ranks 8 --sample 20\n"
       "  mpirun -np 8 moesaic selftest layouts my.yaml --layouts \"dp=8,ep=4\"\n");
   verb->callback([&action, options, arguments] {
     options->config = arguments->path;

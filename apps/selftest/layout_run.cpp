@@ -1,6 +1,7 @@
 #include "apps/selftest/layout_run.h"
 
 #include <cstring>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -151,8 +152,20 @@ std::vector<Piece> own_weights(const Trainer& trainer,
 
 }  // namespace
 
-RunResult run_steps(const config::Config& config, Communicator& world, int steps) {
+DType compute_type(const config::Config& config) {
+  return precision_of(config, false).compute;
+}
+
+RunResult run_steps(const config::Config& config,
+                    Communicator& world,
+                    int steps,
+                    const ChoiceUse& choices) {
   const Mesh mesh(mesh_config(config.parallel), world);
+  // They outlive the trainer, whose stream reads what they gave last.
+  std::optional<ChoiceRecorder> recorder;
+  std::optional<ChoiceReplay> replay;
+  if (choices.record != nullptr) recorder.emplace(*choices.record);
+  if (choices.replay != nullptr) replay.emplace(*choices.replay, mesh.coordinate(Axis::tp) == 0);
   Assembly assembly = assemble(config, true, kCpu, mesh.position());
   Trainer trainer({.config = &config,
                    .mesh = &mesh,
@@ -165,8 +178,14 @@ RunResult run_steps(const config::Config& config, Communicator& world, int steps
                    .device = kCpu,
                    .recompute = recompute_policy(config.activations),
                    .stream_mode = Stream::Mode::worker});
+  if (recorder) trainer.set_choices(&*recorder);
+  if (replay) trainer.set_choices(&*replay);
   RunResult result;
+  if (recorder)
+    result.start = put_together(own_weights(trainer, *assembly.params, trainer.stream()), world);
   for (int i = 0; i < steps; ++i) {
+    if (recorder) recorder->begin_step(i);
+    if (replay) replay->begin_step(i);
     trainer.accumulate_gradients();
     if (i == 0)
       result.gradients = put_together(own_gradients(*assembly.params, trainer.stream()), world);
@@ -179,6 +198,10 @@ RunResult run_steps(const config::Config& config, Communicator& world, int steps
                             stats.grad_norm});
   }
   result.weights = put_together(own_weights(trainer, *assembly.params, trainer.stream()), world);
+  if (replay) {
+    result.choices = world.all_reduce_host(replay->choices(), ReduceOp::sum);
+    result.differing = world.all_reduce_host(replay->differing(), ReduceOp::sum);
+  }
   return result;
 }
 

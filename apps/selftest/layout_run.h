@@ -3,7 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "apps/selftest/choices.h"
 #include "comm/communicator.h"
+#include "core/base/dtype.h"
 #include "core/config/config.h"
 
 namespace moesaic::apps::selftest {
@@ -18,9 +20,23 @@ struct RunResult {
   std::vector<Step> steps;
   WholeTensors gradients;  ///< of the first step, by checkpoint name
   WholeTensors weights;    ///< masters after the last step, router biases with them
+  WholeTensors start;      ///< before the first; of a run that records its choices
+  std::int64_t choices = 0,
+               differing = 0;  ///< made while others were replayed, and not among those
+};
+
+/// What becomes of the choices of layers. Both null: they are left alone.
+struct ChoiceUse {
+  ChoiceRecord* record = nullptr;        ///< one rank: written down here
+  const ChoiceRecord* replay = nullptr;  ///< replaced by these
 };
 
 /// Trains `steps` steps of the configuration in its layout on the ranks of `world`, all of which call it.
-RunResult run_steps(const config::Config& config, Communicator& world, int steps);
+RunResult run_steps(const config::Config& config,
+                    Communicator& world,
+                    int steps,
+                    const ChoiceUse& choices = {});
+/// The compute type in which such a run trains.
+DType compute_type(const config::Config& config);
 
 }  // namespace moesaic::apps::selftest

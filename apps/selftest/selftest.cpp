@@ -1,5 +1,6 @@
 #include "apps/selftest/selftest.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -21,18 +22,17 @@ namespace {
 constexpr int kThreadsAlone = 4;  // without a launcher and --ranks
 
 config::Config load(const LayoutsOptions& options) {
+  // What the file says is about training; another precision must be asked for.
   std::vector<std::string> overrides = options.overrides;
-  for (const std::string fixed : {"run.precision=f64", "run.device=cpu"}) {
-    const std::string key = fixed.substr(0, fixed.find('=') + 1);
-    for (const std::string& o : options.overrides) {
-      if (o.starts_with(key) && o != fixed)
-        throw UsageError(fmt::format(
-            "{}: selftest layouts computes in f64 on the CPU, where layouts differ by rounding "
-            "alone; leave the key out",
-            o));
-    }
-    overrides.emplace_back(fixed);
+  for (const std::string& o : options.overrides) {
+    if (o.starts_with("run.device=") && o != "run.device=cpu")
+      throw UsageError(o + ": selftest layouts computes on the CPU; leave the key out");
   }
+  if (std::none_of(overrides.begin(), overrides.end(), [](const std::string& o) {
+        return o.starts_with("run.precision=");
+      }))
+    overrides.emplace_back("run.precision=f64");
+  overrides.emplace_back("run.device=cpu");
   return config::load_config(options.config, overrides).config;
 }
 
@@ -64,6 +64,7 @@ std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& 
 struct Row {
   Layout layout;
   Difference difference;
+  std::int64_t choices = 0, differing = 0;
   double seconds = 0;
   bool agrees = false;
 };
@@ -71,43 +72,59 @@ struct Row {
 /// Prints rows as they come, and what they came to.
 class Table {
  public:
-  Table(const LayoutsOptions& options, std::ostream& out) : options_(options), out_(out) {}
+  Table(const LayoutsOptions& options,
+        DType compute,
+        const DifferenceBounds& bounds,
+        std::ostream& out)
+      : options_(options), compute_(compute), bounds_(bounds), out_(out) {}
 
   void begin(std::size_t layouts) {
     if (options_.json) return;
     out_ << fmt::format(
-        "{} steps in f64, {} layouts against one rank; bounds: {:.0e} for the first step, {:.0e} "
+        "{} steps in {}, {} layouts against one rank; bounds: {:.1e} for the first step, {:.1e} "
         "for "
-        "what follows\n{:<24}{:>6}{:>10}{:>10}{:>10}{:>10}{:>8}\n",
+        "the losses and norms that follow, {:.1e} for the last weights\n",
         options_.steps,
+        moesaic::name(compute_),
         layouts,
-        options_.one_step_bound,
-        options_.several_steps_bound,
-        "layout",
-        "ranks",
-        "loss",
-        "norm",
-        "gradient",
-        "later",
-        "s");
+        bounds_.first,
+        bounds_.later,
+        bounds_.weights);
+    if (replays())
+      out_ << "every layout takes the choices of one rank; differ: so many of its own would have "
+              "been others\n";
+    out_ << fmt::format("{:<28}{:>6}{:>10}{:>10}{:>10}{:>10}{:>10}",
+                        "layout",
+                        "ranks",
+                        "loss",
+                        "norm",
+                        "gradient",
+                        "later",
+                        "weights");
+    if (replays()) out_ << fmt::format("{:>16}", "differ");
+    out_ << fmt::format("{:>8}\n", "s");
   }
   void add(const Row& row) {
     rows_.push_back(row);
     failed_ += row.agrees ? 0 : 1;
     if (options_.json) return;
     const Difference& d = row.difference;
-    out_ << fmt::format("{:<24}{:>6}{:>10.1e}{:>10.1e}{:>10.1e}{:>10.1e}{:>8.1f}{}\n",
+    out_ << fmt::format("{:<28}{:>6}{:>10.1e}{:>10.1e}{:>10.1e}{:>10.1e}{:>10.1e}",
                         row.layout.name(),
                         row.layout.ranks(),
                         d.loss,
                         d.grad_norm,
                         d.gradient,
                         d.later,
+                        d.weights);
+    if (replays()) out_ << fmt::format("{:>16}", fmt::format("{}/{}", row.differing, row.choices));
+    out_ << fmt::format("{:>8.1f}{}\n",
                         row.seconds,
                         row.agrees ? ""
-                                   : fmt::format("  DIFFERS: gradient of {}; later {}",
+                                   : fmt::format("  DIFFERS: gradient of {}; later {}; weights {}",
                                                  d.gradient_name,
-                                                 d.later_name))
+                                                 d.later_name,
+                                                 d.weights_name))
          << std::flush;
   }
   int finish() {
@@ -122,6 +139,10 @@ class Table {
                        {"gradient_name", r.difference.gradient_name},
                        {"later", r.difference.later},
                        {"later_name", r.difference.later_name},
+                       {"weights", r.difference.weights},
+                       {"weights_name", r.difference.weights_name},
+                       {"choices_replayed", r.choices},
+                       {"choices_differing", r.differing},
                        {"seconds", r.seconds},
                        {"agrees", r.agrees}});
       }
@@ -134,7 +155,11 @@ class Table {
   }
 
  private:
+  bool replays() const { return compute_ != DType::f64; }
+
   const LayoutsOptions& options_;
+  DType compute_;
+  DifferenceBounds bounds_;
   std::ostream& out_;
   std::vector<Row> rows_;
   std::size_t failed_ = 0;
@@ -155,7 +180,8 @@ int threads_for(const LayoutsOptions& options) {
                   launch.found));
 }
 
-using RunLayout = std::function<RunResult(const Layout&)>;
+/// Runs on all ranks; the result is that of the first one. Records and replays are filled in by who runs it.
+using RunLayout = std::function<RunResult(const Layout&, const ChoiceUse&)>;
 
 int compare_all(const LayoutsOptions& options,
                 const config::Config& config,
@@ -165,22 +191,28 @@ int compare_all(const LayoutsOptions& options,
                 std::ostream& out) {
   const std::vector<Layout> layouts = choose(options, config, ranks);
   std::ostream nowhere(nullptr);
-  Table table(options, prints ? out : nowhere);
+  const DType compute = compute_type(config);
+  const DifferenceBounds bounds = bounds_for(config, compute, options.steps);
+  Table table(options, compute, bounds, prints ? out : nowhere);
   table.begin(layouts.size());
   Layout alone;
   alone.mesh.dp = 1;
-  const RunResult one = run(alone);
+  // Rounding must not send a token elsewhere; in f64 it does not.
+  ChoiceRecord record;
+  const bool replays = compute != DType::f64;
+  const RunResult one = run(alone, {replays ? &record : nullptr, nullptr});
+  const ChoiceUse use{nullptr, replays ? &record : nullptr};
   for (const Layout& layout : layouts) {
     const auto start = std::chrono::steady_clock::now();
-    const RunResult result = run(layout);
+    const RunResult result = run(layout, use);
     Row row;
     row.layout = layout;
     row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (prints) {
       row.difference = compare(result, one);
-      const Difference& d = row.difference;
-      row.agrees = d.loss <= options.one_step_bound && d.grad_norm <= options.one_step_bound &&
-                   d.gradient <= options.one_step_bound && d.later <= options.several_steps_bound;
+      row.choices = result.choices;
+      row.differing = result.differing;
+      row.agrees = row.difference.within(bounds);
     } else {
       row.agrees = true;  // the first rank judges
     }
@@ -200,11 +232,11 @@ int run_layouts(const LayoutsOptions& options, std::ostream& out) {
   });
   if (problem != 0) return problem;
   if (threads > 0) {
-    const RunLayout run = [&](const Layout& layout) {
+    const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
       RunResult first;
       const config::Config laid = in_layout(config, layout);
       run_local_ranks(layout.ranks(), [&](Communicator& world) {
-        RunResult result = run_steps(laid, world, options.steps);
+        RunResult result = run_steps(laid, world, options.steps, choices);
         if (world.rank() == 0) first = std::move(result);
       });
       return first;
@@ -213,12 +245,17 @@ int run_layouts(const LayoutsOptions& options, std::ostream& out) {
   }
   return run_ranks({}, [&](const RankPlace& place) {
     Communicator& world = place.world;
-    const RunLayout run = [&](const Layout& layout) {
+    const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
       const bool takes_part = world.rank() < layout.ranks();
       const auto part = world.split(takes_part ? 0 : -1, world.rank());
       RunResult result;
-      if (takes_part) result = run_steps(in_layout(config, layout), *part, options.steps);
+      if (takes_part) result = run_steps(in_layout(config, layout), *part, options.steps, choices);
       world.barrier();
+      if (choices.record != nullptr) {  // of the first rank, which was alone
+        std::string bytes = choices.record->bytes();
+        world.broadcast_host(bytes, 0);
+        *choices.record = ChoiceRecord::read(bytes);
+      }
       return result;
     };
     const int code = compare_all(options, config, world.size(), world.rank() == 0, run, out);

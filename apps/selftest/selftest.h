@@ -14,12 +14,11 @@ struct LayoutsOptions {
   std::int64_t sample = 0;  ///< so many of the layouts, drawn; 0 = all
   std::uint64_t seed = 1;   ///< of the sample
   int steps = 3;
-  double one_step_bound = 1e-9;
-  double several_steps_bound = 1e-7;
   bool json = false;
 };
 
-/// Trains the same steps on one rank and in every layout, in f64, and compares. Returns the exit code: 0 = all agree.
+/// Trains the same steps on one rank and in every layout and compares (bounds.h): in f64 unless an override says
+/// run.precision; then every layout takes the choices of the run on one rank. Returns the exit code: 0 = all agree.
 int run_layouts(const LayoutsOptions& options, std::ostream& out);
 
 }  // namespace moesaic::apps::selftest

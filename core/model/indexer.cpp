@@ -10,7 +10,8 @@
 namespace moesaic {
 
 Indexer::Indexer(ParameterStore& params, const std::string& prefix, const MlaOptions& mla)
-    : options_(*mla.indexer),
+    : prefix_(prefix),
+      options_(*mla.indexer),
       rope_(mla.rope && mla.indexer->rope_dim > 0),
       rope_theta_(mla.rope_theta),
       precision_(params.precision()) {
@@ -104,16 +105,24 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
 void Indexer::select(Tape& tape) const {
   const TensorView selected = tape.out(selected_);
   const ConstTensorView q = tape.in(q_), k = tape.in(all_k_), w = tape.in(w_);
-  const bool replays = !given_.empty() || !scores_.empty();
-  if (!replays && (slices_ != nullptr || context_ != nullptr))
-    return select_shared(tape, q, k, w, selected);
-  tape.run(IndexerSelect{.selected = selected,
-                         .scores = scores_,
-                         .qi = q,
-                         .ki = k.rows(0, keys_),
-                         .w = w,
-                         .cu_seqlens = tape.sequence().key_documents(),
-                         .given = given_});
+  IndexerSelect op{.selected = selected,
+                   .scores = scores_,
+                   .qi = q,
+                   .ki = k.rows(0, keys_),
+                   .w = w,
+                   .cu_seqlens = tape.sequence().key_documents(),
+                   .given = given_};
+  const bool is_plain =
+      !given_.empty() || !scores_.empty() || (slices_ == nullptr && context_ == nullptr);
+  if (is_plain) {
+    tape.run(op);
+  } else {
+    select_shared(tape, q, k, w, selected);
+  }
+  const std::int64_t first = context_ != nullptr ? context_->rank() * q.dim(0) : 0;
+  op.given = tape.replaced_choice(prefix_, first, slices_ != nullptr, selected);
+  op.scores = {};
+  if (!op.given.empty()) tape.run(op);
 }
 
 // Along Axis::cp a rank chooses for its own queries, but for those that it lends, and for those that it is lent

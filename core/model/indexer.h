@@ -42,6 +42,7 @@ class Indexer {
   RowRange own_queries(std::int64_t tokens) const;
   TensorView own_key_gradient(Tape& tape, TensorView all) const;
 
+  std::string prefix_;
   IndexerOptions options_;
   bool rope_ = false;
   double rope_theta_ = 10000.0;

@@ -44,19 +44,24 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
       {a_.logits},
       chosen,
       [this](Tape& p) {
-        p.run(RouterForward{.scores = p.out(a_.scores),
-                            .topk = p.out(a_.topk),
-                            .weights = p.out(a_.weights),
-                            .cutoff = a_.cutoff.valid() ? p.out(a_.cutoff) : TensorView(),
-                            .counts = p.out(a_.counts),
-                            .logits = p.in(a_.logits),
-                            .bias = p.context().params.buffer(bias_),
-                            .given = given_,
-                            .score = options_.score,
-                            .num_groups = options_.num_groups,
-                            .topk_groups = options_.topk_groups,
-                            .renormalize = options_.renormalize,
-                            .route_scale = options_.route_scale});
+        RouterForward op{.scores = p.out(a_.scores),
+                         .topk = p.out(a_.topk),
+                         .weights = p.out(a_.weights),
+                         .cutoff = a_.cutoff.valid() ? p.out(a_.cutoff) : TensorView(),
+                         .counts = p.out(a_.counts),
+                         .logits = p.in(a_.logits),
+                         .bias = p.context().params.buffer(bias_),
+                         .given = given_,
+                         .score = options_.score,
+                         .num_groups = options_.num_groups,
+                         .topk_groups = options_.topk_groups,
+                         .renormalize = options_.renormalize,
+                         .route_scale = options_.route_scale};
+        p.run(op);
+        const std::int64_t first =
+            batch_slices_ != nullptr ? batch_slices_->rank() * op.topk.dim(0) : 0;
+        op.given = p.replaced_choice(prefix_, first, false, op.topk);
+        if (!op.given.empty()) p.run(op);
       },
       StepKind::chooses);
 }

@@ -166,6 +166,15 @@ TensorView Tape::temp(Shape shape, DType dtype, const char* tag) const {
   return context().transient.take(shape, dtype, tag);
 }
 
+ConstTensorView Tape::replaced_choice(const std::string& layer,
+                                      std::int64_t first_token,
+                                      bool is_shared,
+                                      ConstTensorView chosen) const {
+  const RunContext& c = context();
+  if (c.choices == nullptr) return {};
+  return c.choices->replace({layer, c.micro_batch, first_token, is_shared, chosen}, stream());
+}
+
 ConstTensorView Tape::in(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
   const auto& a = spec_->activations()[i];

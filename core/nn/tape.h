@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/tensor.h"
+#include "core/nn/choices.h"
 #include "core/nn/parameter_store.h"
 #include "core/nn/sequence.h"
 #include "kernels/ops/op.h"
@@ -130,6 +131,8 @@ struct RunContext {
   /// Told during backward that the gradients of `first` and all storages after it are final for this micro-batch (never
   /// while weight gradients are deferred); may be empty.
   std::function<void(StorageId first)> gradients_final;
+  ChoiceObserver* choices = nullptr;  ///< of training only
+  std::int64_t micro_batch = 0;       ///< number in the global batch; for `choices`
 };
 
 /// The activations of one layer for one micro-batch.
@@ -174,6 +177,11 @@ class Tape {
   void run(const Op& op) const {
     moesaic::run(context().backend, op);
   }
+  /// What RunContext::choices puts in the place of a choice that was just enqueued; empty = nothing. For Choice's members.
+  ConstTensorView replaced_choice(const std::string& layer,
+                                  std::int64_t first_token,
+                                  bool is_shared,
+                                  ConstTensorView chosen) const;
   /// An op that adds into parameter gradients: runs now or is kept for later (WeightGradients).
   template <class Op>
   void run_weight_gradient(const Op& op) const {

@@ -232,18 +232,10 @@ void Trainer::place_pipeline(const Phase& phase) {
       .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
       .transient = transient_.get(),
       .deferred = deferred,
-      .context = [this](int micro_batch, Arena& arena, WeightGradients& gradients) -> RunContext {
-        const auto& buffers = *micro_batches_[static_cast<std::size_t>(micro_batch)];
-        return {backend_->backend(),
-                *parts_.params,
-                arena,
-                gradients,
-                buffers.sequence(),
-                parts_.optimizer->scalars(),
-                losses_,
-                true,
-                {}};
-      },
+      .context =
+          [this](int micro_batch, Arena& arena, WeightGradients& gradients) {
+            return training_context(static_cast<std::size_t>(micro_batch), arena, gradients);
+          },
       .timer = timer_.get()});
 }
 
@@ -375,16 +367,21 @@ void Trainer::reduce_over_ranks() {
   }
 }
 
-RunContext Trainer::context(const SequenceBuffers& buffers, bool training) {
-  return {backend_->backend(),
-          *parts_.params,
-          *transient_,
-          at_once_,
-          buffers.sequence(),
-          parts_.optimizer->scalars(),
-          losses_,
-          training,
-          {}};
+RunContext Trainer::training_context(std::size_t micro_batch,
+                                     Arena& arena,
+                                     WeightGradients& gradients) {
+  return {.backend = backend_->backend(),
+          .params = *parts_.params,
+          .transient = arena,
+          .weight_gradients = gradients,
+          .sequence = micro_batches_[micro_batch]->sequence(),
+          .step_scalars = parts_.optimizer->scalars(),
+          .losses = losses_,
+          .training = true,
+          .gradients_final = {},
+          .choices = choices_,
+          .micro_batch = static_cast<std::int64_t>(
+              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch)};
 }
 
 StepStats Trainer::step() {
@@ -435,12 +432,12 @@ void Trainer::forward_backward() {
     pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
     return reduce_over_ranks();
   }
-  for (const auto& buffers : micro_batches_) {
-    RunContext c = context(*buffers, true);
+  for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
+    RunContext c = training_context(i, *transient_, at_once_);
     timer_->stream_does(StepPart::forward);
     parts_.model->forward(c, *activations_);
     timer_->stream_does(StepPart::backward);
-    if (reduction_ && buffers == micro_batches_.back()) {
+    if (reduction_ && i + 1 == micro_batches_.size()) {
       c.gradients_final = [this](StorageId first) {
         reduction_->final_from(first, backend_->stream());
       };
@@ -580,7 +577,9 @@ double Trainer::loss_of(const data::Batch& batch) {
   SequenceBuffers& buffers = *micro_batches_[0];
   zero_tensor(losses_, stream);
   buffers.load(batch, stream);
-  RunContext c = context(buffers, false);
+  RunContext c = training_context(0, *transient_, at_once_);
+  c.training = false;
+  c.choices = nullptr;
   if (pipeline_) {
     pipeline_->evaluate(c);
     stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's

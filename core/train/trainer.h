@@ -112,6 +112,8 @@ class Trainer {
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
   /// Of every data set, over all steps of the run; a function of the step and the configuration.
   std::vector<DataUse> data_use() const;
+  /// Shows what later steps choose to `choices`, which may put other choices in their place; null ends it.
+  void set_choices(ChoiceObserver* choices) { choices_ = choices; }
   /// Shows the ops of later steps to `observer` (BackendOwner::observe); null ends it.
   void observe(OpObserver* observer) { backend_->observe(observer); }
   void observe_paths(PathObserver* observer) { backend_->observe_paths(observer); }
@@ -154,7 +156,8 @@ class Trainer {
   void forward_backward();
   void reset_step_buffers();
   void reduce_over_ranks();
-  RunContext context(const SequenceBuffers& buffers, bool training);
+  /// Of the micro-batch of this number on this rank.
+  RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   double loss_of(const data::Batch& batch);
   /// Whether several ranks share a micro-batch.
@@ -196,6 +199,7 @@ class Trainer {
   std::int64_t prepared_step_ = -1;
   std::unique_ptr<data::ValidationSet> validation_;
   WeightGradients at_once_;
+  ChoiceObserver* choices_ = nullptr;
   StepScalars scalars_;  // of the step in progress
   std::chrono::steady_clock::time_point begun_;
   std::int64_t step_ = 0;

@@ -67,6 +67,28 @@ done
 # Pieces long enough for ranks to lend each other queries of the indexer.
 tr -d '\f' < text.txt > long.txt
 agree "cp=3,ep=3;cp=4,tp=2" data.train=long.txt data.sequence_length=768 train.global_batch_size=1 model.num_experts=6
+# Narrow types: every layout takes the choices of one rank, and says how many of its own are others.
+mixed="dp=4;dp=4,ep=4;tp=2;cp=2;cp=2,tp=2,ep=2;dp=2,tp=2,ep=2,etp=2;pp=2,tp=2,ep=2"
+agree "$mixed" run.precision=f32 train.global_batch_size=8
+agree "$mixed" run.precision=bf16 "model.mtp={num_nextn_predict_layers: 1}" train.global_batch_size=8
+"$mpirun" -np 4 --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml --layouts "dp=2,tp=2,ep=2;dp=4,ep=4" run.precision=bf16 \
+  optimizer.name=adamw --json > narrow.json 2>&1 || { cat narrow.json; fail "bf16 on the ranks of mpirun"; }
+perl -MJSON::PP -0777 -e '$all = decode_json(<>); @$all == 2 or die "rows"; for (@$all) {
+  $_->{choices_replayed} > 10000 && $_->{choices_differing} > 0 && $_->{choices_differing} < $_->{choices_replayed} / 10 or die "$_->{layout}: $_->{choices_differing} of $_->{choices_replayed} choices" }' narrow.json ||
+  fail "choices of bf16: $(cat narrow.json)"
+# Axes together, drawn from all layouts of up to 8 ranks.
+hybrid_yaml 32 3 full > deep.yaml
+drawn() { # COUNT SEED [a.b=c…]
+  count=$1 seed=$2
+  shift 2
+  "$moesaic" selftest layouts deep.yaml --ranks 8 --sample "$count" --seed "$seed" --steps 2 train.global_batch_size=8 "$@" > table.txt 2>&1 || {
+    cat table.txt
+    fail "selftest layouts, sample $seed: $*"
+  }
+  tail -n 1 table.txt
+}
+drawn 12 1 "model.mtp={num_nextn_predict_layers: 1}"
+drawn 8 2 run.precision=bf16 optimizer.name=adamw
 "$moesaic" selftest layouts tiny.yaml --ranks 4 --layouts "tp=4" > refused.txt 2>&1 && fail "two heads for four ranks"
 grep -q "4 does not divide model.num_attention_heads (2). Nearest valid: 2" refused.txt || fail "no reason: $(cat refused.txt)"
 "$moesaic" selftest layouts tiny.yaml --ranks 2 --layouts "tp=2" model.vocab_size=257 > refused.txt 2>&1 && fail "257 words for two ranks"
@@ -81,7 +103,7 @@ grep -q "3 does not cut the 64 tokens of a micro-batch .* into equal pieces. Nea
 selftest() { "$moesaic" selftest layouts tiny.yaml "$@"; }
 expect 2 "dp is given twice in 'dp=2,dp=3'; layouts stand behind semicolons" selftest --ranks 4 --layouts "dp=2,dp=3"
 expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
-expect 2 "run.precision=bf16: selftest layouts computes in f64 on the CPU" selftest --ranks 4 run.precision=bf16
+expect 2 "run.device=cuda: selftest layouts computes on the CPU" selftest --ranks 4 run.device=cuda
 expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
 expect 0 "layouts agree" selftest --sample 3 # four threads where nobody says how many
 expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" "$mpirun" -np 1 "$moesaic" selftest layouts tiny.yaml
