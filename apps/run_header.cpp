@@ -11,6 +11,7 @@
 #include "apps/version.h"
 #include "core/base/crc32c.h"
 #include "core/model/plan.h"
+#include "core/train/expert_exchange.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic::apps {
@@ -128,6 +129,13 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
                   name(facts.assembly.precision.compute)));
   lines.push_back("hosts      " + hosts);
   lines.push_back(layout_line(facts));
+  if (const std::string exchange = exchange_text(c,
+                                                 make_phases(c).front(),
+                                                 facts.assembly.precision,
+                                                 facts.assembly.params->position(),
+                                                 facts.ranks_per_node);
+      !exchange.empty())
+    lines.push_back("tokens     " + exchange);
   lines.push_back(model_line(facts, plan));
   lines.push_back(flops_line(plan));
   if (const std::string mfu = mfu_text(facts); !mfu.empty()) lines.push_back("mfu        " + mfu);
