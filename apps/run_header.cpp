@@ -13,6 +13,7 @@
 #include "core/base/crc32c.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
+#include "core/train/expert_exchange.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic::apps {
@@ -157,6 +158,13 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   if (facts.host.size() > 1) lines.push_back(groups_line(facts));
   if (const auto context = plan_context(facts.loaded.config, plan))
     lines.push_back("context    " + context_summary(context->phases.front()));
+  if (const std::string exchange = exchange_text(c,
+                                                 make_phases(c).front(),
+                                                 facts.assembly.precision,
+                                                 facts.assembly.params->position(),
+                                                 facts.ranks_per_node);
+      !exchange.empty())
+    lines.push_back("tokens     " + exchange);
   lines.push_back(model_line(facts, plan));
   lines.push_back(flops_line(plan));
   if (const std::string mfu = mfu_text(facts); !mfu.empty()) lines.push_back("mfu        " + mfu);

@@ -18,6 +18,7 @@ struct RunFacts {
   const data::TokenSource* valid = nullptr;
   std::string device_line;  ///< on a GPU: its memory, planned and counted
   bool uses_nccl = false;
+  int ranks_per_node = 0;  ///< 0 = all
   std::string mpi_version;
   DevicePeak peak;
   std::int64_t steps_done = 0;

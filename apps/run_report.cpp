@@ -123,6 +123,7 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.parts = stats.parts;
   record.skipped = stats.skipped;
   record.experts = stats.experts;
+  record.exchange = stats.exchange;
   for (const auto& [last_step, flops] : phase_flops_) {
     if (stats.step > last_step) continue;
     record.flops = flops * static_cast<double>(stats.tokens);

@@ -161,6 +161,7 @@ void TrainRun::begin_report() {
        .valid = valid_.get(),
        .device_line = memory_plan_ ? memory_line() : "",
        .uses_nccl = device_world_ != nullptr,
+       .ranks_per_node = ranks_per_node(config(), place_),
        .mpi_version = place_.mpi_version,
        .peak = device_peak(
            config().log.peak_tflops,

@@ -554,8 +554,10 @@ class Checker {
     return model_.num_experts > 0 ? model_.moe_intermediate_size : 0;
   }
   std::int64_t dense_inner() const {
-    return model_.num_experts == 0 || model_.first_k_dense_replace > 0 ? model_.intermediate_size
-                                                                       : 0;
+    for (std::int64_t l = 0; l < model_.num_hidden_layers; ++l) {
+      if (!model_.is_moe_layer(l)) return model_.intermediate_size;
+    }
+    return 0;
   }
   static std::int64_t next_multiple(std::int64_t size, std::int64_t of) {
     return of < 1 ? size : (size + of - 1) / of * of;

@@ -110,6 +110,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"dispatch.backward_dtype", OnResume::logged, kRounding},
     {"dispatch.buffer_factor", OnResume::logged, "exchange: auto may choose another method"},
     {"dispatch.checksum", OnResume::free, ""},
+    {"dispatch.overlap", OnResume::free, ""},
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},

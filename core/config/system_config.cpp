@@ -93,6 +93,12 @@ void DispatchConfig::describe(Fields<DispatchConfig>& f) {
     "dense, hdense.")
       .at_least(0)
       .example("1.25");
+  f("overlap",
+    &S::overlap,
+    "Moves tokens on a stream of their own: to the experts beside the shared experts, and "
+    "gradients back "
+    "beside the larger of the experts' weight gradients. The same result, more memory for "
+    "temporaries.");
   f("checksum",
     &S::checksum,
     "Checks every message of the exchange by a checksum that its sender made, and ends the run "

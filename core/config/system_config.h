@@ -38,6 +38,7 @@ struct DispatchConfig {
   DispatchDtype backward_dtype = DispatchDtype::activation;
   double buffer_factor = 0;  ///< 0 = for any routing
   bool checksum = false;
+  bool overlap = false;
   static void describe(Fields<DispatchConfig>& f);
 };
 

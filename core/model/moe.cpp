@@ -118,8 +118,12 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   if (exchange_ != nullptr) declare_departure(tape);
   declare_expert_input(tape, tokens);
   if (exchange_ != nullptr) {
-    if (shared_) declare_shared(tape, bounds);
+    // Without a stream beside this one the host waits behind the shared experts; with one, rows travel beside them.
+    const bool beside = exchange_->has_side();
+    if (shared_ && !beside) declare_shared(tape, bounds);
     declare_arrival(tape);
+    declare_dispatch(tape);
+    if (shared_ && beside) declare_shared(tape, bounds);
   } else {
     a_.here_topk = a_.all_topk;
     a_.here_weights = a_.all_weights;
@@ -251,7 +255,7 @@ void MoeLayer::backward_all(Tape& tape, ConstTensorView du, TensorView dz, Tenso
     round_rows(tape, rounded, du);
     du = rounded;
   }
-  backward_here(tape, sorted, inputs, du, dz, dweights);
+  backward_here(tape, sorted, inputs, du, dz, dweights, [] {});
 }
 
 void MoeLayer::backward(Tape& tape, ConstTensorView dy, TensorView dx) {

@@ -34,6 +34,8 @@ class MoeLayer : public Module {
   bool takes_all_tokens() const override { return false; }
 
   const MoeOptions& options() const noexcept { return options_; }
+  /// Of the layer, as the names of its parameters begin.
+  std::string name() const { return prefix_.substr(0, prefix_.size() - 1); }
 
   // --- state of balancing, declared in the parameter store
   BufferId bias() const noexcept { return bias_; }
@@ -140,16 +142,26 @@ class MoeLayer : public Module {
   void down(Tape& tape, TensorView ye, ConstTensorView h, ConstTensorView offsets) const;
   /// u = sums over a token's rows.
   void combine_here(Tape& tape, TensorView u, ConstTensorView ye, const SortedRows& rows) const;
+  /// Calls `done` once dz and dweights are enqueued, before a weight gradient that does not need them.
   void backward_here(Tape& tape,
                      const SortedRows& rows,
                      const ExpertInputs& from,
                      ConstTensorView du,
                      TensorView dz,
-                     TensorView dweights);
+                     TensorView dweights,
+                     const std::function<void()>& done);
 
   // --- the exchange
+  /// Waits in the tape's stream for what went beside it.
+  void arrive(Tape& tape, ExchangeWay way) const {
+    if (exchange_ != nullptr) exchange_->arrive(plan_of(tape), way, tape.backend());
+  }
   ExchangePlan& plan_of(Tape& tape) const { return tape.host<ExchangePlan>(plan_); }
-  EnteredRows enter(Tape& tape, ConstTensorView rows, RowFormat format) const;
+  EnteredRows enter(ExchangePlan& plan,
+                    Backend& way,
+                    Arena& memory,
+                    ConstTensorView rows,
+                    RowFormat format) const;
   PassMemory pass_memory(Tape& tape, TensorView xs) const;
   SortedRows bring(
       Tape& tape, int pass, const PassMemory& to, TensorView landing, const EnteredRows& z) const;

@@ -11,8 +11,7 @@ void MoeLayer::declare_departure(TapeSpec& tape) {
   tokens_here_ = b.rows;
   copies_here_ = b.copies;
   plan_ = tape.host_value([this] {
-    const std::string layer = prefix_.substr(0, prefix_.size() - 1);
-    return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device(), layer));
+    return std::make_shared<ExchangePlan>(exchange_->make_plan(params_.device(), name()));
   });
   a_.plan = tape.activation("moe.exchange_plan", {b.plan_bytes}, DType::u8);
   std::vector<ActId> reads{a_.all_topk, a_.all_weights};
@@ -47,7 +46,7 @@ void MoeLayer::declare_arrival(TapeSpec& tape) {
         exchange_->finish_plan(plan_of(p), p.backend());
         if (p.stream().mode() != Stream::Mode::dry) further_passes_ += plan_of(p).passes() - 1;
         exchange_->dispatch_choices(plan_of(p),
-                                    p.backend(),
+                                    exchange_->depart(p.backend()),
                                     0,
                                     p.out(a_.here_topk),
                                     p.out(a_.here_weights),
@@ -72,18 +71,22 @@ void MoeLayer::declare_dispatch(TapeSpec& tape) {
   tape.step("moe.exchange", {a_.all_z, a_.plan, a_.here_count}, {a_.here_z}, [this](Tape& p) {
     const TensorView here_z = p.out(a_.here_z);
     const ConstTensorView z = p.in(a_.all_z);
+    Backend& way = exchange_->depart(p.backend());
     if (!exchange_->may_take_passes())
-      return exchange_->dispatch(plan_of(p), p.backend(), here_z, z, options_.rows);
-    const Tape::Scope scope(p);
-    exchange_->dispatch(plan_of(p), p.backend(), 0, here_z, enter(p, z, options_.rows));
+      return exchange_->dispatch(plan_of(p), way, here_z, z, options_.rows);
+    const Arena::Mark mark(scratch_of(way));
+    exchange_->dispatch(
+        plan_of(p), way, 0, here_z, enter(plan_of(p), way, scratch_of(way), z, options_.rows));
   });
 }
 
-EnteredRows MoeLayer::enter(Tape& tape, ConstTensorView rows, RowFormat format) const {
-  const TensorView memory = tape.temp({exchange_->transit_bytes(rows.dim(1), rows.dtype(), format)},
-                                      DType::u8,
-                                      "moe.exchange_transit");
-  return exchange_->enter(plan_of(tape), tape.backend(), memory, rows, format);
+EnteredRows MoeLayer::enter(
+    ExchangePlan& plan, Backend& way, Arena& memory, ConstTensorView rows, RowFormat format) const {
+  const TensorView transit =
+      memory.take({exchange_->transit_bytes(rows.dim(1), rows.dtype(), format)},
+                  DType::u8,
+                  "moe.exchange_transit");
+  return exchange_->enter(plan, way, transit, rows, format);
 }
 
 // Where the parts of u that came back in all passes are added up.
@@ -138,7 +141,7 @@ void MoeLayer::further_passes(Tape& tape, TensorView returned, ConstTensorView a
                        tape.temp({tokens_here_, row_width()}, precision_.compute, "moe.pass_rows"),
                    h = tape.temp({copies_here_, options_.inner}, precision_.compute, "moe.pass_h"),
                    ye = memory.xs;  // spent once h is there
-  const EnteredRows z = enter(tape, all_z, options_.rows);
+  const EnteredRows z = enter(plan, tape.backend(), tape.context().transient, all_z, options_.rows);
   for (int pass = 1; pass < plan.passes(); ++pass) {
     const SortedRows sorted = bring(tape, pass, memory, rows, z);
     gate_and_activate(tape, h, {}, memory.xs, sorted.offsets);
@@ -166,9 +169,13 @@ void MoeLayer::backward_exchange(Tape& tape,
   if (exchange_->may_take_passes())
     return backward_passes(tape, {sorted, inputs, all_z}, here, du, dz, dweights);
   exchange_->dispatch(plan, tape.backend(), here.du, du, options_.gradient_rows);
-  backward_here(tape, sorted, inputs, here.du, here.dz, here.dweights);
-  exchange_->combine(plan, tape.backend(), dz, here.dz);
-  exchange_->combine(plan, tape.backend(), dweights, here.dweights);
+  // The way back beside the larger of the weight gradients.
+  backward_here(tape, sorted, inputs, here.du, here.dz, here.dweights, [&] {
+    Backend& way = exchange_->depart(tape.backend());
+    exchange_->combine(plan, way, dz, here.dz);
+    exchange_->combine(plan, way, dweights, here.dweights);
+  });
+  arrive(tape, ExchangeWay::combine);
 }
 
 void MoeLayer::backward_passes(Tape& tape,
@@ -182,25 +189,29 @@ void MoeLayer::backward_passes(Tape& tape,
   const TensorView returned = tape.temp({items, row_width()}, precision_.compute, "d moe.returned"),
                    returned_weights = tape.temp(
                        {items, options_.top_k}, precision_.stats, "d moe.returned_weights");
-  const EnteredRows from = enter(tape, du, options_.gradient_rows);
+  Arena& memory = tape.context().transient;
+  const EnteredRows from = enter(plan, tape.backend(), memory, du, options_.gradient_rows);
   const auto pass_back = [&](int pass, const SortedRows& rows, const ExpertInputs& inputs) {
     exchange_->dispatch(plan, tape.backend(), pass, here.du, from);
-    backward_here(tape, rows, inputs, here.du, here.dz, here.dweights);
-    exchange_->combine(plan, tape.backend(), pass, returned, here.dz);
-    exchange_->combine(plan, tape.backend(), pass, returned_weights, here.dweights);
+    backward_here(tape, rows, inputs, here.du, here.dz, here.dweights, [&] {
+      Backend& way = exchange_->depart(tape.backend());
+      exchange_->combine(plan, way, pass, returned, here.dz);
+      exchange_->combine(plan, way, pass, returned_weights, here.dweights);
+    });
+    arrive(tape, ExchangeWay::combine);
   };
   pass_back(0, first.sorted, first.inputs);
   if (plan.passes() > 1) {
     MOESAIC_CHECK(tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once,
                   "weight gradients of a pass cannot wait: the next one takes its memory");
     // What the first pass kept is spent; its largest parts are written anew.
-    const PassMemory memory = pass_memory(tape, tape.reuse(a_.xs));
+    const PassMemory kept = pass_memory(tape, tape.reuse(a_.xs));
     const TensorView gate_up = tape.reuse(a_.gate_up);
-    const EnteredRows z = enter(tape, first.all_z, options_.rows);
+    const EnteredRows z = enter(plan, tape.backend(), memory, first.all_z, options_.rows);
     for (int pass = 1; pass < plan.passes(); ++pass) {
-      const SortedRows rows = bring(tape, pass, memory, here.dz, z);
-      gate_and_activate(tape, {}, gate_up, memory.xs, rows.offsets);
-      pass_back(pass, rows, {.xs = memory.xs, .gate_up = gate_up});
+      const SortedRows rows = bring(tape, pass, kept, here.dz, z);
+      gate_and_activate(tape, {}, gate_up, kept.xs, rows.offsets);
+      pass_back(pass, rows, {.xs = kept.xs, .gate_up = gate_up});
     }
   }
   exchange_->leave(plan, tape.backend(), dz, returned);

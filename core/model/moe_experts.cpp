@@ -32,6 +32,7 @@ void MoeLayer::declare_sort(TapeSpec& tape) {
       reads,
       {a_.offsets, a_.row_of_assignment, a_.token_of_row},
       [this, drops](Tape& p) {
+        arrive(p, ExchangeWay::dispatch);
         p.run(DispatchPlan{
             .offsets = p.out(a_.offsets),
             .row_of_assignment = p.out(a_.row_of_assignment),
@@ -71,10 +72,8 @@ void MoeLayer::declare_expert_input(TapeSpec& tape, std::int64_t tokens) {
 void MoeLayer::declare_experts(TapeSpec& tape) {
   const DType compute = precision_.compute;
   const std::int64_t rows = copies_here_, f = options_.inner, l = row_width();
-  a_.here_z = a_.all_z;
-  if (exchange_ != nullptr) {
-    declare_dispatch(tape);
-  } else if (options_.rows != RowFormat::plain) {
+  if (exchange_ == nullptr) a_.here_z = a_.all_z;
+  if (exchange_ == nullptr && options_.rows != RowFormat::plain) {
     a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
     tape.step("moe.round", {a_.all_z}, {a_.here_z}, [this](Tape& p) {
       round_rows(p, p.out(a_.here_z), p.in(a_.all_z));
@@ -85,6 +84,7 @@ void MoeLayer::declare_experts(TapeSpec& tape) {
   a_.h = tape.activation("moe.h", {rows, f}, compute);
   a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
   tape.step("moe.dispatch", {a_.here_z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
+    arrive(p, ExchangeWay::dispatch);  // of a replay
     p.run(dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
   });
   tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up, a_.h}, [this](Tape& p) {
@@ -156,7 +156,8 @@ void MoeLayer::backward_here(Tape& tape,
                              const ExpertInputs& from,
                              ConstTensorView du,
                              TensorView dz,
-                             TensorView dweights) {
+                             TensorView dweights,
+                             const std::function<void()>& done) {
   const DType compute = precision_.compute;
   const ConstTensorView offsets = sorted.offsets;
   const std::int64_t rows = from.gate_up.dim(0), f = options_.inner, l = du.dim(1);
@@ -194,14 +195,6 @@ void MoeLayer::backward_here(Tape& tape,
                                     .offsets = offsets,
                                     .slot_of_expert = params.slot_of_member(w2_)});
   }
-  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw13,
-                                    .dy = dgate_up,
-                                    .x = from.xs,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w13_)});
-  }
   tape.run(RowWeightBackward{.dweights = dweights,
                              .drow_weight = drow_weight,
                              .row_of_assignment = sorted.row_of_assignment});
@@ -219,6 +212,15 @@ void MoeLayer::backward_here(Tape& tape,
   CombineRows sum = dispatch_rows_backward(dz, dxs, sorted.row_of_assignment);
   sum.token_count = sorted.count;
   tape.run(sum);
+  done();
+  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
+    tape.run_weight_gradient(
+        GroupedLinearBackwardWeight{.dw = dw13,
+                                    .dy = dgate_up,
+                                    .x = from.xs,
+                                    .offsets = offsets,
+                                    .slot_of_expert = params.slot_of_member(w13_)});
+  }
 }
 
 }  // namespace moesaic

@@ -55,6 +55,38 @@ MethodChoice exchange_method(const config::Config& config,
                        config.dispatch.buffer_factor > 0);
 }
 
+namespace {
+
+// Tokens are cut over cp and tp; along etp those of all ranks travel with each.
+std::int64_t most_tokens(const Phase& phase, const MeshPosition& position) {
+  return phase.micro_batch_tokens() / position.extent(Axis::cp) / position.extent(Axis::tp) *
+         position.extent(Axis::etp);
+}
+
+}  // namespace
+
+std::string exchange_text(const config::Config& config,
+                          const Phase& phase,
+                          const Precision& precision,
+                          const MeshPosition& position,
+                          int ranks_per_node) {
+  if (position.extent(Axis::ep) == 1 || config.model.num_experts == 0) return "";
+  const config::DispatchConfig& dispatch = config.dispatch;
+  std::string text =
+      exchange_method(
+          config, expert_nodes(position, ranks_per_node), most_tokens(phase, position), precision)
+          .reason;
+  if (dispatch.buffer_factor > 0)
+    text +=
+        fmt::format(" | room for {:g} x the mean, further passes beyond", dispatch.buffer_factor);
+  const auto fp8 = [](config::DispatchDtype type) { return type == config::DispatchDtype::fp8; };
+  if (fp8(dispatch.dtype)) text += " | tokens in fp8";
+  if (fp8(dispatch.backward_dtype)) text += " | gradients in fp8";
+  if (dispatch.overlap) text += " | beside other work";
+  if (dispatch.checksum) text += " | with checksums";
+  return text;
+}
+
 std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& config,
                                                      const Phase& phase,
                                                      const Precision& precision,
@@ -63,9 +95,7 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                                                      Communicator* group) {
   if (position.extent(Axis::ep) == 1 || config.model.num_experts == 0) return nullptr;
   const NodeGrid nodes = expert_nodes(position, ranks_per_node);
-  // Tokens are cut over cp and tp; along etp those of all ranks travel with each.
-  const std::int64_t tokens = phase.micro_batch_tokens() / position.extent(Axis::cp) /
-                              position.extent(Axis::tp) * position.extent(Axis::etp);
+  const std::int64_t tokens = most_tokens(phase, position);
   return std::make_unique<ExpertExchange>(
       group,
       ExchangeOptions{.method = exchange_method(config, nodes, tokens, precision).method,

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <string>
 
 #include "core/config/config.h"
 #include "core/train/phases.h"
@@ -22,6 +23,13 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                                                      const MeshPosition& position,
                                                      int ranks_per_node,
                                                      Communicator* group);
+
+/// What a reader wants to know of it, in one line: the method and why, room, types. Empty without expert parallelism.
+std::string exchange_text(const config::Config& config,
+                          const Phase& phase,
+                          const Precision& precision,
+                          const MeshPosition& position,
+                          int ranks_per_node);
 
 /// The method that section `dispatch` means for these nodes, and why.
 MethodChoice exchange_method(const config::Config& config,

@@ -80,6 +80,7 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"batches", buffers.batches});
   plan.parts.push_back({"balance margins", buffers.margins});
   plan.parts.push_back({"scratch", step.scratch});
+  plan.parts.push_back({"exchange scratch", step.exchange});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
   plan.parts.push_back(

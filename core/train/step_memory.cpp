@@ -95,6 +95,13 @@ StepMemory measure_step(Model& model,
                         KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   const TokenGroups groups(params.position(), nullptr);
+  BackendOwner side({.device = device,
+                     .mode = Stream::Mode::dry,
+                     .num_threads = num_threads,
+                     .scratch_bytes = 0,
+                     .name = "dry exchange",
+                     .path = path});
+  if (extents.overlap && extents.exchange != nullptr) extents.exchange->set_side(&side.backend());
   const Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
   model.plan(bounds, policy);
   const SequenceBuffers::Piece piece{params.position().coordinate(Axis::cp),
@@ -155,6 +162,8 @@ StepMemory measure_step(Model& model,
   for (const auto& named : model.moe_layers())
     named.moe->set_margins({}, {});
   memory.scratch = std::max<std::size_t>(owner.scratch().high_water_bytes(), 4096);
+  memory.exchange = side.scratch().high_water_bytes();
+  if (extents.exchange != nullptr) extents.exchange->set_side(nullptr);
   memory.transient = std::max<std::size_t>(transient.high_water_bytes(), 4096);
   return memory;
 }
@@ -215,10 +224,12 @@ StepMemory measure_run(const config::Config& config,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0,
                                        .exchange = exchange.get(),
                                        .slots = slots,
-                                       .splits_backward = splits_backward},
+                                       .splits_backward = splits_backward,
+                                       .overlap = config.dispatch.overlap},
                                       policy,
                                       path);
     most.scratch = std::max(most.scratch, m.scratch);
+    most.exchange = std::max(most.exchange, m.exchange);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);

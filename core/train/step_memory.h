@@ -14,6 +14,7 @@ namespace moesaic {
 /// Bytes that a step needs beside parameters, gradients and optimizer state.
 struct StepMemory {
   std::size_t scratch = 0;    ///< temporaries of ops
+  std::size_t exchange = 0;   ///< of exchanges beside them
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
   std::size_t slot = 0;       ///< saved activations of one micro-batch; in a pipeline, of all slots
   // Of a pipeline stage:
@@ -41,6 +42,7 @@ struct StepExtents {
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
   std::vector<int> slots;              ///< of a pipeline stage, by its chunks; else empty
   bool splits_backward = false;        ///< weight gradients wait
+  bool overlap = false;                ///< exchanges have a stream of their own
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running

@@ -35,7 +35,7 @@ namespace {
 struct FixedPart {
   std::int64_t layer = 0, dead_experts = 0, counts = 0;
   double max_over_mean = 0, entropy = 0, bias_min = 0, bias_max = 0;
-  std::int64_t has_bias = 0;
+  std::int64_t has_bias = 0, has_passes = 0, passes = 0;
 };
 
 }  // namespace
@@ -48,7 +48,9 @@ void write_expert_load(std::string& bytes, const ExpertLoad& load) {
                        .entropy = load.entropy,
                        .bias_min = load.bias_min.value_or(0),
                        .bias_max = load.bias_max.value_or(0),
-                       .has_bias = load.bias_min ? 1 : 0};
+                       .has_bias = load.bias_min ? 1 : 0,
+                       .has_passes = load.further_passes ? 1 : 0,
+                       .passes = load.further_passes.value_or(0)};
   bytes.append(reinterpret_cast<const char*>(&part), sizeof part);
   bytes.append(reinterpret_cast<const char*>(load.tokens.data()),
                load.tokens.size() * sizeof(std::int64_t));
@@ -71,6 +73,7 @@ ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at) {
     load.bias_min = part.bias_min;
     load.bias_max = part.bias_max;
   }
+  if (part.has_passes != 0) load.further_passes = part.passes;
   load.tokens.resize(static_cast<std::size_t>(part.counts));
   get(load.tokens.data(), load.tokens.size() * sizeof(std::int64_t));
   return load;

@@ -18,6 +18,25 @@ struct ExpertLoad {
   // In steps with details (log.expert_every, log.detail_every), else empty:
   std::vector<std::int64_t> tokens;          ///< per expert, exact, of all ranks
   std::optional<double> bias_min, bias_max;  ///< of the router's selection bias after the step
+  /// Of the exchange, beyond the first of each micro-batch, on rank 0 (of a pipeline: of its stages' first ranks); with
+  /// dispatch.buffer_factor.
+  std::optional<std::int64_t> further_passes;
+};
+
+/// What the exchanges of a layer's tokens took in a step, on rank 0 (of a pipeline: on its stages' first ranks): forward and
+/// backward of all micro-batches.
+struct LayerExchange {
+  struct Way {
+    double seconds =
+        0;  ///< of the stream that moved the rows, packing and waiting for other ranks included
+    double exposed = 0;                         ///< of the experts' stream, which waited meanwhile
+    std::int64_t bytes = 0, network_bytes = 0;  ///< sent to other ranks; of these, to other nodes
+    /// The part that other work hid.
+    double overlapped() const { return seconds > exposed ? seconds - exposed : 0; }
+  };
+  std::int64_t layer = 0;  ///< as in the tensor names
+  Way dispatch;            ///< to the experts: tokens, choices, and the gradients of results
+  Way combine;             ///< back: results, and the gradients of tokens
 };
 
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
@@ -41,9 +60,11 @@ struct StepRecord {
   std::optional<StepSeconds> parts;  ///< where it went, on rank 0
   bool skipped = false;              ///< not finite: nothing was updated
   std::vector<ExpertLoad> experts;   ///< MoE layers
+  std::vector<LayerExchange>
+      exchange;  ///< in steps with details (log.detail_every), with experts on several ranks
   std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
-  std::optional<double> tflops_per_device;   ///< flops / seconds / devices, in 10^12 per second
-  std::optional<double> mfu;                 ///< the same over the device's peak, which the header names
+  std::optional<double> tflops_per_device;  ///< flops / seconds / devices, in 10^12 per second
+  std::optional<double> mfu;  ///< the same over the device's peak, which the header names
   std::optional<std::int64_t> memory_bytes;  ///< device memory of the rank that uses most
   std::optional<std::int64_t> host_bytes;    ///< resident host memory of the rank that uses most
   std::optional<std::int64_t> total_tokens;  ///< consumed since step 1

@@ -43,7 +43,8 @@ double host_value(ConstTensorView view, std::int64_t i) {
 Trainer::Trainer(Parts parts)
     : parts_(std::move(parts)),
       phases_(make_phases(*parts_.config)),
-      token_groups_(parts_.params->position(), parts_.mesh) {
+      token_groups_(parts_.params->position(), parts_.mesh),
+      exchange_meter_(parts_.device) {
   check_layout();
   check_data();
   allocate();
@@ -52,6 +53,7 @@ Trainer::~Trainer() {
   // After an exception work may still be queued that points into the memory below.
   try {
     backend_->stream().synchronize();
+    if (exchange_side_) exchange_side_->stream().synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
 }
@@ -114,6 +116,15 @@ void Trainer::allocate() {
                             .scratch_bytes = memory_.scratch,
                             .name = "main",
                             .path = parts_.path});
+  if (memory_.exchange > 0) {
+    exchange_side_ = std::make_unique<BackendOwner>(
+        BackendOwner::Options{.device = parts_.device,
+                              .mode = parts_.stream_mode,
+                              .num_threads = static_cast<int>(config.run.threads),
+                              .scratch_bytes = memory_.exchange,
+                              .name = "exchange",
+                              .path = parts_.path});
+  }
   timer_ = std::make_unique<StepTimer>(backend_->stream());
   transient_ = std::make_unique<Arena>(memory_.transient, parts_.device, "transient");
   for (int i = 0; i < memory_.num_deferred; ++i)
@@ -179,6 +190,8 @@ void Trainer::enter_phase(const Phase& phase) {
                                      position,
                                      parts_.ranks_per_node,
                                      parts_.mesh->group(Axis::ep).comm());
+    exchange_->set_meter(&exchange_meter_);
+    if (exchange_side_) exchange_->set_side(&exchange_side_->backend());
   }
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
@@ -416,14 +429,26 @@ bool Trainer::begin_step(std::int64_t& stop_wish) {
   stop_wish = counts.stop_wish;
   if (stop_wish > 0) return false;
   scalars_ = step_scalars(phase, counts);
+  begin_exchanges();
   timer_->stream_does(StepPart::other);
   parts_.optimizer->begin_step(scalars_, backend_->stream());
   reset_step_buffers();
   if (parts_.config->debug.inject_nan_step == step_ + 1) {  // gradients are added to it
-    run(backend_->backend(),
-        Fill{.y = some_gradient(), .value = std::numeric_limits<double>::quiet_NaN()});
+    const TensorView gradient = some_gradient();
+    if (!gradient.empty())  // this stage may have nothing to train in this phase
+      run(backend_->backend(),
+          Fill{.y = gradient, .value = std::numeric_limits<double>::quiet_NaN()});
   }
   return true;
+}
+
+void Trainer::begin_exchanges() {
+  if (exchange_ == nullptr) return;
+  passes_before_.clear();
+  for (const auto& named : parts_.model->moe_layers())
+    passes_before_.push_back(named.moe->further_passes());
+  const std::int64_t every = parts_.config->log.detail_every;
+  if (every > 0 && (step_ + 1) % every == 0) exchange_meter_.begin();
 }
 
 void Trainer::forward_backward() {
@@ -487,6 +512,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stream.synchronize();
   if (reduction_) reduction_->synchronize();
   if (pipeline_) pipeline_->synchronize();
+  if (exchange_side_) exchange_side_->stream().synchronize();
   const Optimizer::Outcome outcome = parts_.optimizer->outcome();
   parts_.optimizer->end_step(outcome);
   const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
@@ -500,6 +526,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
   stats.experts = of_all_stages(expert_loads(experts));
+  if (exchange_meter_.is_on()) stats.exchange = of_all_stages(exchange_times());
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
 }
@@ -541,6 +568,8 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     const auto* tokens = host.tokens.as<std::int64_t>();
     ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
+    if (exchange_ != nullptr && exchange_->may_take_passes())
+      load.further_passes = layers[l].moe->further_passes() - passes_before_[l];
     if (host.bias.empty()) {
       load.tokens.clear();
     } else {
@@ -553,6 +582,38 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     loads.push_back(std::move(load));
   }
   return loads;
+}
+
+std::vector<LayerExchange> Trainer::exchange_times() {
+  const auto layers = parts_.model->moe_layers();
+  std::vector<LayerExchange> times;
+  for (ExchangeUse& use : exchange_meter_.end()) {
+    const auto way = [&](ExchangeWay w) {
+      const ExchangeUse::Way& of = use.of(w);
+      return LayerExchange::Way{of.seconds, of.exposed, of.bytes, of.network_bytes};
+    };
+    const auto at = std::find_if(layers.begin(), layers.end(), [&](const auto& named) {
+      return named.moe->name() == use.label;
+    });
+    MOESAIC_CHECK(at != layers.end(), "an exchange of no layer: " + use.label);
+    times.push_back({at->layer, way(ExchangeWay::dispatch), way(ExchangeWay::combine)});
+  }
+  return times;
+}
+
+std::vector<LayerExchange> Trainer::of_all_stages(std::vector<LayerExchange> own) const {
+  if (!is_pipelined()) return own;
+  std::vector<LayerExchange> all;
+  const std::string bytes(reinterpret_cast<const char*>(own.data()),
+                          own.size() * sizeof(LayerExchange));
+  for (const std::string& from : stages()->all_gather_host(bytes)) {
+    const std::size_t before = all.size();
+    all.resize(before + from.size() / sizeof(LayerExchange));
+    std::copy_n(from.data(), from.size(), reinterpret_cast<char*>(all.data() + before));
+  }
+  std::stable_sort(
+      all.begin(), all.end(), [](const auto& a, const auto& b) { return a.layer < b.layer; });
+  return all;
 }
 
 // Every stage knows its own layers; all of them get the list in the order of the model.

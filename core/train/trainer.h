@@ -43,6 +43,7 @@ struct StepStats {
   std::int64_t tokens = 0;  ///< of the global batch
   bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
   std::vector<ExpertLoad> experts;
+  std::vector<LayerExchange> exchange;  ///< of this rank, in steps with details
 };
 
 /// What a data set has given to the steps so far.
@@ -159,6 +160,7 @@ class Trainer {
   /// Of the micro-batch of this number on this rank.
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
+  std::vector<LayerExchange> of_all_stages(std::vector<LayerExchange> own) const;
   double loss_of(const data::Batch& batch);
   /// Whether several ranks share a micro-batch.
   bool splits_batches() const {
@@ -174,6 +176,8 @@ class Trainer {
   };
   bool reports_experts(std::int64_t step) const;
   std::vector<HostExperts> download_experts(bool with_bias);
+  void begin_exchanges();
+  std::vector<LayerExchange> exchange_times();
   std::vector<ExpertLoad> expert_loads(const std::vector<HostExperts>& experts);
 
   Parts parts_;
@@ -190,6 +194,8 @@ class Trainer {
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
+  std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
+  ExchangeMeter exchange_meter_;
   std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
   std::unique_ptr<Model::MicroBatch> activations_;  // without a pipeline
   std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards
@@ -205,6 +211,7 @@ class Trainer {
   std::int64_t step_ = 0;
   std::int64_t bad_steps_ = 0, skipped_total_ = 0;
   std::int64_t tokens_seen_ = 0;
+  std::vector<std::int64_t> passes_before_;  // of the mixtures, before this step
 };
 
 /// Weights (masters), persistent buffers and optimizer state under their checkpoint names.

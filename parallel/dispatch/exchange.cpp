@@ -125,6 +125,7 @@ void ExpertExchange::begin_plan(
   MOESAIC_CHECK(tokens <= self.options.max_tokens,
                 fmt::format("{} tokens, at most {}", tokens, self.options.max_tokens));
   MOESAIC_CHECK(passes >= 1, "no pass");
+  const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   self.be_at(p, "plan", 0);
   p.routing = routing;
   p.tokens = tokens;
@@ -148,9 +149,14 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
   ExchangePlan::Impl& p = *plan.impl_;
   MOESAIC_CHECK(!p.hops.empty() && !p.finished, "finish_plan() follows begin_plan()");
   const HopTable table = self.table_of(p, backend);
+  const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   if (!self.dense()) {
-    p.passes =
-        passes_for(table, self.bounds.rows, self.bounds.copies, self.options.choices, p.passes);
+    const bool per_choice = self.options.method == ExchangeMethod::pair;
+    p.passes = passes_for(table,
+                          self.bounds.rows,
+                          self.bounds.copies,
+                          per_choice ? 1 : self.options.choices,
+                          p.passes);
     if (stream_of(backend).mode() == Stream::Mode::dry && self.limited())
       p.passes = std::max(2, p.passes);
   }
@@ -183,6 +189,7 @@ void ExpertExchange::dispatch_choices(ExchangePlan& plan,
   Impl& self = *impl_;
   ExchangePlan::Impl& p = Impl::finished(plan);
   const std::int64_t rows = plan.rows(pass), k = self.options.choices;
+  const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   check_shape(topk_rows, {self.bounds.rows, k}, "topk_rows");
   check_shape(weights_rows, {self.bounds.rows, k}, "weights_rows");
   const Arena::Mark mark(scratch_of(backend));
@@ -215,6 +222,7 @@ EnteredRows ExpertExchange::enter(
   ExchangePlan::Impl& p = Impl::finished(plan);
   const std::int64_t width = x.dim(1);
   check_shape(x, {p.tokens, width}, "x");
+  const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   EnteredRows at{.rows = x, .codes = {}, .scales = {}};
   if (self.last() == 0 && format == RowFormat::plain) return at;
   Arena& scratch = scratch_of(backend);
@@ -252,6 +260,7 @@ void ExpertExchange::dispatch(
   const PlanHop& hop = p.hops[self.last()];
   const AllToAllPlan part = pass_of(hop, pass, p.passes);
   self.be_at(p, "dispatch", self.last());
+  const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
   if (from.format == RowFormat::plain) {
@@ -279,6 +288,7 @@ void ExpertExchange::combine(
   check_shape(returned, {self.bounds.returned_rows, rows.dim(1)}, "returned");
   check_dtype(returned, rows.dtype(), "returned");
   self.be_at(p, "combine", self.last());
+  const Impl::Measured measured(self, p, ExchangeWay::combine, backend);
   self.send_back(p.hops[self.last()], backend, pass, p.passes, returned, rows);
 }
 
@@ -292,6 +302,7 @@ void ExpertExchange::leave(ExchangePlan& plan,
   check_shape(returned, {self.bounds.returned_rows, returned.dim(1)}, "returned");
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
+  const Impl::Measured measured(self, p, ExchangeWay::combine, backend);
   const std::int64_t width = returned.dim(1);
   for (std::size_t h = self.last(); h > 0; --h) {
     // Sums of what came back in this hop go back one more.
@@ -309,6 +320,7 @@ void ExpertExchange::leave(ExchangePlan& plan,
 void ExpertExchange::dispatch(
     ExchangePlan& plan, Backend& backend, TensorView rows, ConstTensorView x, RowFormat format) {
   MOESAIC_CHECK(plan.passes() == 1, fmt::format("{} passes in one", plan.passes()));
+  const Impl::Measured measured(*impl_, *plan.impl_, ExchangeWay::dispatch, backend);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
   const TensorView memory =
@@ -322,6 +334,7 @@ void ExpertExchange::combine(ExchangePlan& plan,
                              TensorView out,
                              ConstTensorView rows) {
   MOESAIC_CHECK(plan.passes() == 1, fmt::format("{} passes in one", plan.passes()));
+  const Impl::Measured measured(*impl_, *plan.impl_, ExchangeWay::combine, backend);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
   const TensorView returned =

@@ -8,6 +8,7 @@
 #include "kernels/ops/op.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
+#include "parallel/dispatch/exchange_meter.h"
 #include "parallel/dispatch/hop_table.h"
 #include "parallel/dispatch/method.h"
 
@@ -139,6 +140,18 @@ class ExpertExchange {
                         TensorView topk_rows,
                         TensorView weights_rows,
                         TensorView row_count);
+
+  // --- beside the experts' work
+  /// A backend of its own for exchanges whose results are not needed at once; null: there is none. Must outlive the calls.
+  void set_side(Backend* side);
+  bool has_side() const noexcept;
+  /// The backend for the next calls: the side, which begins when `main` has come to this point; without a side, `main`.
+  /// Scratch of the side is its own; what else the calls read and write must not be touched by `main` before arrive().
+  Backend& depart(Backend& main);
+  /// Later work of `main` waits for what went to the side since depart(), if anything did.
+  void arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main);
+  /// Measures every call while it is on (ExchangeMeter::begin()); null: none.
+  void set_meter(ExchangeMeter* meter);
 
   // --- one pass: everything at once
   /// rows [bounds().rows, width] = the rows of x [tokens, width] of all ranks for the experts here.

@@ -1,5 +1,7 @@
 #pragma once
 // The steps of ExpertExchange, for its sources only.
+#include <optional>
+
 #include "parallel/dispatch/plan_state.h"
 
 namespace moesaic {
@@ -12,6 +14,11 @@ struct ExpertExchange::Impl {
   std::int32_t places_per_rank;
   ExchangeBounds bounds;
   ExchangeStatistics statistics;
+  Backend* side = nullptr;
+  std::optional<Event> departed, arrived;
+  bool is_away = false;  // something is under way on the side
+  ExchangeMeter* meter = nullptr;
+  int calls = 0;  // in progress
 
   Impl(Communicator* group, const ExchangeOptions& options, const ExchangeBounds& bounds);
 
@@ -44,6 +51,23 @@ struct ExpertExchange::Impl {
   struct Place {
     std::string label, hop;
   } place;
+  /// Measures a call from its construction to its end; calls inside of calls belong to those.
+  class Measured {
+   public:
+    Measured(Impl& self, const ExchangePlan::Impl& plan, ExchangeWay way, Backend& backend);
+    ~Measured();
+    Measured(const Measured&) = delete;
+    Measured& operator=(const Measured&) = delete;
+
+   private:
+    Impl& self_;
+    const std::string& label_;
+    ExchangeWay way_;
+    Stream& stream_;
+    bool is_outermost_;
+    Traffic before_;
+    std::size_t span_ = 0;
+  };
   /// Names it: set at the start of every call.
   void be_at(const ExchangePlan::Impl& plan, const char* what, std::size_t hop);
   /// Moves rows of all pieces at once; those for this rank itself are copied, unless `own_is_there`.

@@ -51,6 +51,7 @@ ordered_json experts_to_json(const std::vector<ExpertLoad>& experts, Object& obj
                     {"max_over_mean", object.number(e.max_over_mean)},
                     {"dead", e.dead_experts},
                     {"entropy", object.number(e.entropy)}});
+    if (e.further_passes) list.back()["further_passes"] = *e.further_passes;
   }
   return list;
 }
@@ -117,6 +118,33 @@ std::string experts_to_json(const StepRecord& record) {
   return o.line();
 }
 
+std::string exchange_to_json(const StepRecord& record) {
+  if (record.exchange.empty()) return {};
+  Object o("exchange");
+  o.put("step", record.step);
+  auto layers = ordered_json::array();
+  for (const auto& e : record.exchange)
+    layers.push_back(e.layer);
+  o.put("layers", std::move(layers));
+  const auto put = [&](const std::string& key, const auto& value) {
+    auto list = ordered_json::array();
+    for (const auto& e : record.exchange)
+      list.push_back(value(e));
+    o.put(key.c_str(), std::move(list));
+  };
+  for (const auto way : {&LayerExchange::dispatch, &LayerExchange::combine}) {
+    const std::string name = way == &LayerExchange::dispatch ? "dispatch_" : "combine_";
+    put(name + "seconds", [&](const auto& e) { return o.number((e.*way).seconds); });
+    put(name + "exposed_seconds", [&](const auto& e) { return o.number((e.*way).exposed); });
+    put(name + "overlapped_seconds",
+        [&](const auto& e) { return o.number((e.*way).overlapped()); });
+    put(name + "bytes", [&](const auto& e) { return ordered_json((e.*way).bytes); });
+    put(name + "network_bytes",
+        [&](const auto& e) { return ordered_json((e.*way).network_bytes); });
+  }
+  return o.line();
+}
+
 struct MetricsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
   // The newline goes with the object in one write, so that a kill tears at most this line.
@@ -154,6 +182,8 @@ void MetricsFile::on_step(const StepRecord& record) {
   impl_->write(to_json(record));
   if (std::string experts = experts_to_json(record); !experts.empty())
     impl_->write(std::move(experts));
+  if (std::string exchange = exchange_to_json(record); !exchange.empty())
+    impl_->write(std::move(exchange));
 }
 
 void MetricsFile::on_event(const RunEvent& event) {

@@ -14,6 +14,10 @@ std::string to_json(const StepRecord& record);
 /// the layers that have them, one line; empty when none has.
 std::string experts_to_json(const StepRecord& record);
 
+/// {"type":"exchange","step":…,"layers":[L],"dispatch_seconds":[L], …}: what the exchanges of every layer took; empty when the
+/// record does not tell.
+std::string exchange_to_json(const StepRecord& record);
+
 /// RUN_DIR/metrics.jsonl: one JSON object a line, written to the file at once. Each life of the run begins with a header
 /// and ends with an object of type "stop", unless it was killed. A continued run appends; when the last line was torn by
 /// a kill, a newline comes first. Readers take the last record of a step. Throws ResourceError (path, cause).

@@ -32,7 +32,9 @@ constexpr Metric kMetrics[] = {
     {"moesaic_tokens_total", "counter", "Tokens consumed since the first step of the run."},
     {"moesaic_tokens_per_second", "gauge", "Tokens of the last step over its wall time."},
     {"moesaic_flops_per_second", "gauge", "Model FLOPs of the last step over time and devices."},
-    {"moesaic_flops_utilization_ratio", "gauge", "The same over the peak of the run's header (MFU)."},
+    {"moesaic_flops_utilization_ratio",
+     "gauge",
+     "The same over the peak of the run's header (MFU)."},
     {"moesaic_loss", "gauge", "Cross-entropy of the last step, nats per token."},
     {"moesaic_loss_part", "gauge", "A further term of the loss, by part."},
     {"moesaic_grad_norm", "gauge", "Gradient norm of the last step, before clipping."},
@@ -43,6 +45,12 @@ constexpr Metric kMetrics[] = {
     {"moesaic_expert_load_max_ratio", "gauge", "Busiest expert over the mean, worst layer."},
     {"moesaic_expert_entropy_ratio", "gauge", "Entropy of the load over its largest, worst layer."},
     {"moesaic_dead_experts", "gauge", "Experts without a token in the last step, all layers."},
+    {"moesaic_further_passes", "gauge", "Passes of the exchange beyond the first, all layers."},
+    {"moesaic_exchange_seconds",
+     "gauge",
+     "Time of exchanges in the last step with details, by way."},
+    {"moesaic_exchange_exposed_seconds", "gauge", "The part that experts waited for, by way."},
+    {"moesaic_exchange_bytes", "gauge", "Bytes that rank 0 sent to other ranks, by way."},
     {"moesaic_eval_loss", "gauge", "Loss on held-out text, nats per token."},
     {"moesaic_eval_step", "gauge", "Step of that evaluation."},
     {"moesaic_data_ratio", "gauge", "Realised share of a source of the blend."},
@@ -117,14 +125,34 @@ void PrometheusFile::set_experts(const StepRecord& record) {
   if (record.experts.empty()) return;
   double worst = 0, entropy = 1;
   std::int64_t dead = 0;
+  std::optional<std::int64_t> passes;
   for (const auto& e : record.experts) {
     worst = std::max(worst, e.max_over_mean);
     entropy = std::min(entropy, e.entropy);
     dead += e.dead_experts;
+    if (e.further_passes) passes = passes.value_or(0) + *e.further_passes;
   }
   set("moesaic_expert_load_max_ratio", worst);
   set("moesaic_expert_entropy_ratio", entropy);
   set("moesaic_dead_experts", static_cast<double>(dead));
+  if (passes) set("moesaic_further_passes", static_cast<double>(*passes));
+}
+
+void PrometheusFile::set_exchange(const StepRecord& record) {
+  if (record.exchange.empty()) return;
+  for (const auto way : {&LayerExchange::dispatch, &LayerExchange::combine}) {
+    LayerExchange::Way sum;
+    for (const auto& e : record.exchange) {
+      sum.seconds += (e.*way).seconds;
+      sum.exposed += (e.*way).exposed;
+      sum.bytes += (e.*way).bytes;
+    }
+    const std::string labels =
+        label("way", way == &LayerExchange::dispatch ? "dispatch" : "combine");
+    set("moesaic_exchange_seconds", sum.seconds, labels);
+    set("moesaic_exchange_exposed_seconds", sum.exposed, labels);
+    set("moesaic_exchange_bytes", static_cast<double>(sum.bytes), labels);
+  }
 }
 
 void PrometheusFile::on_step(const StepRecord& r) {
@@ -153,6 +181,7 @@ void PrometheusFile::on_step(const StepRecord& r) {
   put("moesaic_device_memory_bytes", r.memory_bytes);
   put("moesaic_host_memory_bytes", r.host_bytes);
   set_experts(r);
+  set_exchange(r);
   if (std::chrono::steady_clock::now() - written_ >= options_.interval) write();
 }
 

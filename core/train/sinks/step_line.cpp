@@ -46,7 +46,7 @@ std::string gib(std::int64_t bytes) {
 // Extremes over the layers, each with the layer where it is.
 std::string expert_details(const std::vector<ExpertLoad>& experts) {
   const ExpertLoad *busiest = nullptr, *narrowest = nullptr, *low = nullptr, *high = nullptr;
-  std::int64_t dead = 0, dead_layers = 0;
+  std::int64_t dead = 0, dead_layers = 0, passes = 0;
   for (const auto& e : experts) {
     if (busiest == nullptr || e.max_over_mean > busiest->max_over_mean) busiest = &e;
     if (narrowest == nullptr || e.entropy < narrowest->entropy) narrowest = &e;
@@ -54,6 +54,7 @@ std::string expert_details(const std::vector<ExpertLoad>& experts) {
     if (e.bias_max && (high == nullptr || *e.bias_max > *high->bias_max)) high = &e;
     dead += e.dead_experts;
     dead_layers += e.dead_experts > 0 ? 1 : 0;
+    passes += e.further_passes.value_or(0);
   }
   std::string text = fmt::format("moe {} layer(s) | max/mean {:.2f} in layer {} | dead {}",
                                  experts.size(),
@@ -61,6 +62,7 @@ std::string expert_details(const std::vector<ExpertLoad>& experts) {
                                  busiest->layer,
                                  dead);
   if (dead > 0) text += fmt::format(" in {} layer(s)", dead_layers);
+  if (passes > 0) text += fmt::format(" | {} further pass(es)", passes);
   text += fmt::format(" | least entropy {:.3f} in layer {}", narrowest->entropy, narrowest->layer);
   if (low != nullptr && high != nullptr)
     text += fmt::format(" | router bias {:.4f} (layer {}) to {:.4f} (layer {})",
@@ -69,6 +71,35 @@ std::string expert_details(const std::vector<ExpertLoad>& experts) {
                         *high->bias_max,
                         high->layer);
   return text;
+}
+
+// What all layers took together, and the layer whose exchange was waited for longest.
+std::string exchange_details(const std::vector<LayerExchange>& layers) {
+  LayerExchange sum;
+  const LayerExchange* slowest = &layers.front();
+  const auto exposed = [](const LayerExchange& e) {
+    return e.dispatch.exposed + e.combine.exposed;
+  };
+  for (const auto& e : layers) {
+    for (const auto way : {&LayerExchange::dispatch, &LayerExchange::combine}) {
+      (sum.*way).seconds += (e.*way).seconds;
+      (sum.*way).exposed += (e.*way).exposed;
+      (sum.*way).bytes += (e.*way).bytes;
+    }
+    if (exposed(e) > exposed(*slowest)) slowest = &e;
+  }
+  const auto way = [](const char* name, const LayerExchange::Way& w) {
+    return fmt::format("{} {}, waited for {}, {:.1f} MiB",
+                       name,
+                       step_time(w.seconds),
+                       step_time(w.exposed),
+                       static_cast<double>(w.bytes) / 1048576.0);
+  };
+  return fmt::format("exchange {} | {} | longest wait {} in layer {}",
+                     way("dispatch", sum.dispatch),
+                     way("combine", sum.combine),
+                     step_time(exposed(*slowest)),
+                     slowest->layer);
 }
 
 // "time 1.59 s a step | forward 31.2% | …", without parts that took next to nothing.
@@ -127,6 +158,7 @@ std::vector<std::string> StepLines::detail_lines() {
   std::vector<std::string> lines;
   if (!last_.experts.empty() && last_.experts.front().bias_min)
     lines.push_back(expert_details(last_.experts));
+  if (!last_.exchange.empty()) lines.push_back(exchange_details(last_.exchange));
   if (last_.host_bytes) {
     std::string text = "mem";
     if (last_.memory_bytes) text += fmt::format(" device {} |", gib(*last_.memory_bytes));

@@ -15,12 +15,15 @@ void add_experts(EventSummary& s, const StepRecord& record) {
   if (record.experts.empty()) return;
   double worst = 0;
   std::int64_t dead = 0;
+  std::optional<std::int64_t> passes;
   for (const auto& e : record.experts) {
     worst = std::isnan(e.max_over_mean) ? e.max_over_mean : std::max(worst, e.max_over_mean);
     dead += e.dead_experts;
+    if (e.further_passes) passes = passes.value_or(0) + *e.further_passes;
   }
   s.scalar("moe/max_over_mean", worst);
   s.scalar("moe/dead_experts", static_cast<double>(dead));
+  if (passes) s.scalar("moe/further_passes", static_cast<double>(*passes));
 }
 
 void add_layers(EventSummary& s, const StepRecord& record) {
@@ -33,6 +36,15 @@ void add_layers(EventSummary& s, const StepRecord& record) {
     if (e.bias_min) s.scalar(layer + "bias_min", *e.bias_min);
     if (e.bias_max) s.scalar(layer + "bias_max", *e.bias_max);
     s.histogram(layer + "tokens", e.tokens);
+  }
+  for (const auto& e : record.exchange) {
+    const std::string layer = fmt::format("moe/L{:02}/", e.layer);
+    for (const auto way : {&LayerExchange::dispatch, &LayerExchange::combine}) {
+      const std::string tag = layer + (way == &LayerExchange::dispatch ? "dispatch_" : "combine_");
+      s.scalar(tag + "seconds", (e.*way).seconds);
+      s.scalar(tag + "exposed_seconds", (e.*way).exposed);
+      s.scalar(tag + "megabytes", static_cast<double>((e.*way).bytes) / 1e6);
+    }
   }
   const Image map = expert_heat_map(record.experts);
   if (!map.png.empty()) s.image("moe/load", map.width, map.height, map.png);

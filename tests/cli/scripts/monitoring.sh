@@ -10,7 +10,7 @@ expert_run
 names() { # of metrics in the files
   grep -ho 'moesaic_[a-z][a-z_]*' "$@" | sort -u
 }
-ranks 2 log.prometheus=textfile log.peak_tflops=0.01 log.detail_every=2 model.mtp.num_nextn_predict_layers=1 > log.txt || fail "$(cat log.txt)"
+ranks 2 parallel.ep=2 dispatch.buffer_factor=1 log.prometheus=textfile log.peak_tflops=0.01 log.detail_every=2 model.mtp.num_nextn_predict_layers=1 > log.txt || fail "$(cat log.txt)"
 prom=textfile/moesaic_run.prom
 [ "$(ls textfile)" = moesaic_run.prom ] || fail "other files beside the metrics: $(ls textfile)"
 [ "$(tail -c 1 $prom | od -An -tx1 | tr -d ' ')" = 0a ] || fail "no newline at the end"

@@ -41,4 +41,8 @@ for run in whole one; do
 done
 grep -h "eval" whole.txt one.txt
 start 3 parallel.pp=3 parallel.schedule=zero_bubble run.dir=back --resume=one@4 > back.txt 2>&1 || { cat back.txt; fail "pp 3 from one rank"; }
+# A stage that has nothing to train in a phase, while another one's gradients are not finite.
+start 4 parallel.pp=4 run.dir=frozen "train.phases=[{until: 3, freeze: ['*layers.0*', '*embed*']}, {until: 8}]" debug.inject_nan_step=2 model.mtp.num_nextn_predict_layers=0 > frozen.txt 2>&1 ||
+  { cat frozen.txt; fail "a stage without gradients"; }
+grep -q '"step":2,.*"skipped":true' frozen/metrics.jsonl || fail "step 2 was not skipped: $(sed -n 2,3p frozen/metrics.jsonl)"
 echo "pipelines: all agree"

@@ -1,0 +1,76 @@
+// Exchanges beside other work, and what they take.
+#include <utility>
+
+#include "parallel/dispatch/exchange_impl.h"
+
+namespace moesaic {
+namespace {
+
+Traffic sent_so_far(const ExchangeStatistics& statistics) {
+  Traffic sum = statistics.rows;
+  sum += statistics.choices;
+  return sum;
+}
+
+}  // namespace
+
+ExpertExchange::Impl::Measured::Measured(Impl& self,
+                                         const ExchangePlan::Impl& plan,
+                                         ExchangeWay way,
+                                         Backend& backend)
+    : self_(self),
+      label_(plan.label),
+      way_(way),
+      stream_(stream_of(backend)),
+      is_outermost_(self.calls++ == 0 && self.meter != nullptr && self.meter->is_on()) {
+  if (!is_outermost_) return;
+  before_ = sent_so_far(self_.statistics);
+  span_ = self_.meter->start(label_, way_, stream_, true, &backend != self_.side);
+}
+
+ExpertExchange::Impl::Measured::~Measured() {
+  --self_.calls;
+  if (!is_outermost_) return;
+  self_.meter->finish(span_, stream_);
+  Traffic sent = sent_so_far(self_.statistics);
+  for (std::size_t i = 0; i < sent.bytes.size(); ++i)
+    sent.bytes[i] -= before_.bytes[i];
+  self_.meter->add(label_, way_, sent);
+}
+
+void ExpertExchange::set_meter(ExchangeMeter* meter) {
+  impl_->meter = meter;
+}
+
+void ExpertExchange::set_side(Backend* side) {
+  impl_->side = side;
+  if (side == nullptr) return;
+  const Device device = stream_of(*side).device();
+  impl_->departed.emplace(device);
+  impl_->arrived.emplace(device);
+}
+
+bool ExpertExchange::has_side() const noexcept {
+  return impl_->side != nullptr;
+}
+
+Backend& ExpertExchange::depart(Backend& main) {
+  if (impl_->side == nullptr) return main;
+  stream_of(main).record(*impl_->departed);
+  stream_of(*impl_->side).wait(*impl_->departed);
+  impl_->is_away = true;
+  return *impl_->side;
+}
+
+void ExpertExchange::arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main) {
+  if (!std::exchange(impl_->is_away, false)) return;
+  stream_of(*impl_->side).record(*impl_->arrived);
+  Stream& stream = stream_of(main);
+  const std::size_t span = impl_->meter == nullptr
+                               ? 0
+                               : impl_->meter->start(plan.impl_->label, way, stream, false, true);
+  stream.wait(*impl_->arrived);
+  if (span > 0) impl_->meter->finish(span, stream);
+}
+
+}  // namespace moesaic

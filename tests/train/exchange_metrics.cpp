@@ -1,0 +1,139 @@
+// What a run tells of its exchanges, and exchanges beside other work: the same bits.
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "core/train/sinks/metrics_file.h"
+#include "core/train/sinks/step_line.h"
+#include "tests/support/catch.h"
+#include "tests/train/run.h"
+
+namespace moesaic::test {
+namespace {
+
+config::Config exchange_config(const std::vector<std::string>& overrides) {
+  std::vector<std::string> all{"parallel.ep=4", "train.global_batch_size=8", "log.detail_every=2"};
+  const bool has_method = std::any_of(overrides.begin(), overrides.end(), [](const auto& set) {
+    return set.find("dispatch.exchange=") == 0;
+  });
+  if (!has_method) all.emplace_back("dispatch.exchange=flat");
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return hybrid_config(all);
+}
+
+std::int64_t bytes(const StepStats& stats, LayerExchange::Way LayerExchange::*way) {
+  return std::accumulate(
+      stats.exchange.begin(), stats.exchange.end(), std::int64_t{0}, [&](auto sum, const auto& e) {
+        return sum + (e.*way).bytes;
+      });
+}
+
+}  // namespace
+
+TEST_CASE("exchange metrics: time and bytes of every layer in steps with details") {
+  const JobResult job = run_job(exchange_config({}), 4, 2);
+  CHECK(job.stats[0].exchange.empty());
+  const auto& layers = job.stats[1].exchange;
+  REQUIRE(layers.size() == 3);  // two layers with experts and the MTP module's
+  CHECK(layers[0].layer == 1);
+  CHECK(layers[1].layer == 2);
+  for (const auto& e : layers) {
+    for (const auto* way : {&e.dispatch, &e.combine}) {
+      CHECK(way->seconds > 0);
+      CHECK(way->exposed == way->seconds);  // nothing goes on beside
+      CHECK(way->overlapped() == 0);
+      CHECK(way->bytes > 0);
+      CHECK(way->network_bytes == 0);
+    }
+  }
+  // As many rows of z and its gradient come back as went; choices go, and so do gradients of weights, back. On average over
+  // ranks; here rank 0 sends about as much as it gets.
+  const StepStats& whole = job.stats[1];
+  const JobResult fp8 =
+      run_job(exchange_config({"dispatch.dtype=fp8", "dispatch.backward_dtype=fp8"}), 4, 2);
+  CHECK(bytes(fp8.stats[1], &LayerExchange::dispatch) < bytes(whole, &LayerExchange::dispatch) / 2);
+  const JobResult nodes = run_job(exchange_config({"comm.ranks_per_node=2"}), 4, 2);
+  for (const auto& e : nodes.stats[1].exchange) {
+    CHECK(e.dispatch.network_bytes > 0);
+    CHECK(e.dispatch.network_bytes < e.dispatch.bytes);
+  }
+}
+
+TEST_CASE("exchange metrics: further passes of every layer, in every step") {
+  const JobResult whole = run_job(exchange_config({}), 4, 2),
+                  parts = run_job(exchange_config({"dispatch.buffer_factor=0.3"}), 4, 2);
+  for (const StepStats& stats : whole.stats) {
+    for (const ExpertLoad& load : stats.experts)
+      CHECK(!load.further_passes);
+  }
+  for (const StepStats& stats : parts.stats) {
+    for (const ExpertLoad& load : stats.experts) {
+      REQUIRE(load.further_passes);
+      CHECK(*load.further_passes >= 4);  // of two micro-batches, each in three passes at least
+    }
+  }
+  std::string bytes;
+  write_expert_load(bytes, parts.stats[0].experts[0]);
+  std::size_t at = 0;
+  CHECK(read_expert_load(bytes, at).further_passes == parts.stats[0].experts[0].further_passes);
+}
+
+TEST_CASE("exchange metrics: as metrics.jsonl and the console tell them") {
+  StepRecord record;
+  record.step = 6;
+  record.exchange = {
+      {.layer = 1,
+       .dispatch = {.seconds = 0.5, .exposed = 0.2, .bytes = 1 << 20, .network_bytes = 7},
+       .combine = {.seconds = 0.25, .exposed = 0.25, .bytes = 3, .network_bytes = 0}},
+      {.layer = 2,
+       .dispatch = {.seconds = 1, .exposed = 1, .bytes = 1 << 20, .network_bytes = 0},
+       .combine = {.seconds = 0, .exposed = 0, .bytes = 0, .network_bytes = 0}}};
+  const auto json = nlohmann::json::parse(exchange_to_json(record));
+  CHECK(json["type"] == "exchange");
+  CHECK(json["step"] == 6);
+  CHECK(json["layers"] == nlohmann::json{1, 2});
+  CHECK(json["dispatch_seconds"] == nlohmann::json{0.5, 1.0});
+  CHECK(json["dispatch_exposed_seconds"] == nlohmann::json{0.2, 1.0});
+  CHECK(json["dispatch_overlapped_seconds"] == nlohmann::json{0.5 - 0.2, 0.0});
+  CHECK(json["dispatch_network_bytes"] == nlohmann::json{7, 0});
+  CHECK(json["combine_bytes"] == nlohmann::json{3, 0});
+  CHECK(exchange_to_json(StepRecord{}).empty());
+  StepLines lines;
+  lines.add(record);
+  const auto details = lines.detail_lines();
+  REQUIRE(details.size() == 1);
+  CHECK(details[0] ==
+        "exchange dispatch 1.50 s, waited for 1.20 s, 2.0 MiB | combine 0.25 s, waited for 0.25 s, "
+        "0.0 MiB | longest wait 1.00 s in layer 2");
+}
+
+TEST_CASE("exchanges beside other work change no bit") {
+  for (const char* set : {"dispatch.exchange=flat",
+                          "dispatch.exchange=dense",
+                          "dispatch.exchange=hierarchical",
+                          "dispatch.buffer_factor=0.3",
+                          "dispatch.dtype=fp8",
+                          "activations.recompute=[full]",
+                          "activations.recompute=[moe.here_z]",
+                          "run.precision=bf16",
+                          "model.num_shared_experts=0"}) {
+    INFO(set);
+    const std::vector<std::string> plain{"comm.ranks_per_node=2", set};
+    auto beside = plain;
+    beside.emplace_back("dispatch.overlap=true");
+    const JobResult a = run_job(exchange_config(plain), 4, 2),
+                    b = run_job(exchange_config(beside), 4, 2);
+    CHECK(differences(a.states[0], b.states[0]).empty());
+    CHECK(same_numbers(a.stats[1], b.stats[1]));
+    for (const auto& e : b.stats[1].exchange) {
+      CHECK(e.dispatch.seconds > 0);
+      CHECK(e.combine.seconds > 0);
+    }
+    const JobResult now = run_job(exchange_config(beside), 4, 2, Stream::Mode::immediate);
+    CHECK(differences(a.states[0], now.states[0]).empty());
+  }
+}
+
+}  // namespace moesaic::test
