@@ -324,6 +324,15 @@ Continued continue_run(const ResumeParts& parts) {
       if (!result.changes.empty()) text += "\nThese keys were changed:";
       for (const ConfigChange& c : result.changes)
         text += "\n  " + text_of(c);
+      if (std::any_of(result.changes.begin(), result.changes.end(), [](const ConfigChange& c) {
+            return c.key.starts_with("train.phases");
+          }))
+        text +=
+            "\nThere is optimizer state for what some phase trains, and for nothing else. Leave "
+            "the "
+            "phases that were in train.phases, with what they froze, and add yours behind them; "
+            "what no phase has trained so far cannot be trained from here on (but in a new run: "
+            "checkpoint.load_weights).";
       throw UsageError(text);
     }
     StateValues values;

@@ -65,6 +65,9 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"train.eval_batches", OnResume::free, "held-out losses only"},
     {"train.phases", OnResume::logged, kInProgress},
     {"train.phases[].*", OnResume::logged, kInProgress},
+    {"train.phases[].freeze",
+     OnResume::logged,
+     "all phases together must train the same parameters as before: others have no state"},
     {"train.max_bad_steps", OnResume::free, ""},
     {"train.head_chunk_rows", OnResume::logged, "sums are rounded differently"},
 

@@ -81,6 +81,11 @@ cp -r whole worse
 for step in 2 4 6 8; do damage worse/checkpoints/step-0000000$step/model-rank00000.safetensors; done
 expect 3 "every checkpoint in worse/checkpoints is damaged" run run.dir=worse --fallback
 
+# Another set of parameters that any phase trains has no state to continue from: said with the way out, which holds.
+expect 2 "Leave the phases that were in train.phases" run run.dir=frozen --resume=whole@4 "train.phases=[{until: 8, freeze: ['*embed*']}]"
+expect 0 "whole/checkpoints/step-00000004 (step 4)" run run.dir=frozen --resume=whole@4 "train.phases=[{until: 4}, {until: 8, freeze: ['*embed*']}]"
+run run.dir=icy checkpoint.every=4 "train.phases=[{until: 8, freeze: ['*embed*']}]" > icy.txt || fail "$(cat icy.txt)"
+expect 2 "what no phase has trained so far cannot be trained from here on" run run.dir=thawed --resume=icy@4 "train.phases=[{until: 4, freeze: ['*embed*']}, {until: 8}]"
 # Weights alone.
 expect 0 "weights    of " run run.dir=tuned checkpoint.load_weights=whole@8 train.steps=2 run.seed=9
 first_loss() { grep '"step":1,' "$1/metrics.jsonl" | sed 's/.*"loss":\([0-9.]*\).*/\1/'; }
