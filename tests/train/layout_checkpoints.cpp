@@ -3,29 +3,14 @@
 #include <mutex>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/train/run.h"
 
 namespace moesaic::test {
 namespace {
-
-class Folder {
- public:
-  Folder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("moesaic_layout_checkpoints_" + std::to_string(getpid()))) {}
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 struct Layout {
   int ranks = 1, ep = 1, zero = 1;
@@ -81,7 +66,7 @@ void merge(Snapshot& all, const Snapshot& own, std::string& wrong, std::mutex& m
 }
 
 void check_all_layouts(const std::vector<std::string>& overrides) {
-  const Folder folder;
+  const TemporaryFolder folder("layout_checkpoints");
   for (const Layout& from : kLayouts) {
     const auto saved = folder.path() / name(from);
     Snapshot memory, weights;

@@ -2,10 +2,9 @@
 #include <filesystem>
 #include <mutex>
 
-#include <unistd.h>
-
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/train/run.h"
 
 namespace moesaic::test {
@@ -27,21 +26,6 @@ std::vector<std::string> eventful(const char* precision) {
               (std::string(precision) == "f32" ? "gather" : "masked")};
 }
 
-class Folder {
- public:
-  Folder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("moesaic_resume_" + std::to_string(getpid()))) {}
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 }  // namespace
 
 TEST_CASE("stopped after any step and continued through a checkpoint, a run has the same bits") {
@@ -49,7 +33,7 @@ TEST_CASE("stopped after any step and continued through a checkpoint, a run has 
     const auto config = hybrid_config(eventful(precision));
     Run whole(config);
     std::vector<StepStats> stats;
-    const Folder folder;
+    const TemporaryFolder folder("resume");
     for (int k = 0; k < kSteps; ++k) {
       save_checkpoint(folder.path(),
                       k,
@@ -93,7 +77,7 @@ TEST_CASE(
                                      "train.eval_batches=1"});
   const auto evaluates = [](std::int64_t step) { return step % 2 == 0; };
   Run whole(config);
-  const Folder folder;
+  const TemporaryFolder folder("resume");
   std::vector<StepStats> stats;
   std::vector<double> held_out;
   for (std::int64_t k = 0; k <= 7; ++k) {
@@ -131,7 +115,7 @@ TEST_CASE("a checkpoint of any number of ranks gives every number of ranks the s
                                      "train.global_batch_size=12",
                                      "parallel.zero=0",  // one rank writes all
                                      "train.steps=20"});
-  const Folder folder;
+  const TemporaryFolder folder("resume");
   for (const int saved_by : {1, 2, 3, 4}) {
     const auto dir = folder.path() / std::to_string(saved_by);
     Snapshot saved;
@@ -173,7 +157,7 @@ TEST_CASE("a checkpoint of any number of ranks gives every number of ranks the s
 
 TEST_CASE("weights alone start a new run: the model's bits, no step, no optimizer state") {
   const auto config = hybrid_config({"optimizer.ema_decay=0.9"});
-  const Folder folder;
+  const TemporaryFolder folder("resume");
   Run trained(config);
   trained.steps(3);
   save_checkpoint(folder.path(),
@@ -247,7 +231,7 @@ TEST_CASE(
   const JobResult quiet = run_job(config, 2, kEnd);
   for (const std::int64_t stop : {kEdge - 1, kEdge, kEdge + 1, kEdge + 2}) {
     INFO(settings[0] << ", stopped at step " << stop);
-    const Folder folder;
+    const TemporaryFolder folder("resume");
     std::vector<Snapshot> ends(2);
     std::vector<std::int64_t> stopped_at(2), wrong(2, 0);
     run_local_ranks(2, [&](Communicator& world) {

@@ -3,29 +3,13 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/train/run.h"
 
 namespace moesaic::test {
 namespace {
-
-class Folder {
- public:
-  Folder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("moesaic_split_checkpoint_" + std::to_string(getpid()))) {}
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 config::Config split_config(int tp, std::vector<std::string> overrides) {
   overrides.push_back("parallel.tp=" + std::to_string(tp));
@@ -54,7 +38,7 @@ void load(Run& run, const std::filesystem::path& dir) {
 
 // Through files from a layout to another and back: no bit changes.
 void check_there_and_back(int tp, int other, const std::vector<std::string>& overrides) {
-  const Folder folder;
+  const TemporaryFolder folder("split_checkpoint");
   const auto first = folder.path() / "first", second = folder.path() / "second";
   std::vector<Snapshot> saved(static_cast<std::size_t>(tp)), back(saved.size());
   run_local_ranks(tp, [&](Communicator& world) {
