@@ -1,5 +1,6 @@
 #pragma once
 // What the losses over the vocabulary share.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -24,10 +25,16 @@ ExpSum<A> exp_sum(const T* x, std::int64_t n) {
   for (std::int64_t v = 0; v < n; ++v)
     largest = static_cast<A>(x[v]) > largest ? static_cast<A>(x[v]) : largest;
   const A from = largest == -std::numeric_limits<A>::infinity() ? A(0) : largest;
+  // In blocks: one f32 sum over a whole vocabulary loses 2e-5 of it where a few words outweigh the others.
+  constexpr std::int64_t kBlock = 4096;
   A sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t v = 0; v < n; ++v)
-    sum += exp(static_cast<A>(x[v]) - from);
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    A of_block = 0;
+#pragma omp simd reduction(+ : of_block)
+    for (std::int64_t v = begin; v < std::min(n, begin + kBlock); ++v)
+      of_block += exp(static_cast<A>(x[v]) - from);
+    sum += of_block;
+  }
   return {largest, sum};
 }
 

@@ -299,7 +299,7 @@ TEST_CASE("indexer loss on CUDA matches the CPU", "[cuda]") {
     check_loss(both, s, {1, 5, 0, 3}, DType::bf16, DType::bf16, true, true, 4e-3);
     check_loss(both, s, {}, DType::f64, DType::f64, true, false, 1e-12);
     // Parts of the queries, from inside a tile and from its border.
-    const std::int64_t n = s.tokens();
+    const std::int64_t n = s.queries == 0 ? s.tokens() : s.queries;
     for (const std::int64_t begin : {n / 3, n / 2 / 64 * 64}) {
       const std::pair part{begin, std::min(n, begin + n / 2 + 1)};
       check_loss(both, s, {}, DType::f64, DType::f64, false, true, 1e-12, part);

@@ -204,6 +204,21 @@ TEST_CASE("cross-entropy in blocks of words: targets outside the whole vocabular
       InternalError);
 }
 
+TEST_CASE("cross-entropy in blocks of words: a sum over a whole vocabulary keeps its digits") {
+  Rig rig;
+  constexpr std::int64_t kWords = 163840;
+  const TensorView x = rig.random({2, kWords}, DType::f32, 1), wide = rig.zeros({2, kWords}, kD);
+  for (std::int64_t i = 0; i < x.numel(); ++i) {  // a few words that outweigh the others by far
+    if (i % 97 == 5) x.as<float>()[i] = 12.0F;
+    wide.as<double>()[i] = static_cast<double>(x.as<float>()[i]);
+  }
+  const TensorView got = rig.zeros({2, 2}, DType::f32), want = rig.zeros({2, 2}, kD);
+  rig.run(VocabBlockSums{.sums = got, .logits = x});
+  rig.run(VocabBlockSums{.sums = want, .logits = wide});
+  for (std::int64_t i = 0; i < 4; ++i)
+    CHECK(std::abs(got.as<float>()[i] / want.as<double>()[i] - 1) <= 3e-6);
+}
+
 TEST_CASE("cross-entropy in blocks of words: same bits on any number of threads") {
   check_threads([](Rig& rig) {
     constexpr std::int64_t kMany = 200, kWide = 517;

@@ -1,23 +1,10 @@
 #!/bin/sh
 # train_cuda.sh MPIRUN MOESAIC WORK_DIR: the whole program on a GPU, in bf16: the same bytes twice and after resuming, the
-# same loss as on the CPU, two ranks (on two devices, or in turns on one) against one, messages.
+# same loss as on the CPU, two data-parallel ranks (on two devices, or in turns on one) against one, messages.
 set -eu
 . "${0%/*}/functions.sh"
-devices=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
-if [ "$devices" -eq 0 ]; then
-  if [ "${MOESAIC_REQUIRE_CUDA:-}" = 1 ]; then fail "MOESAIC_REQUIRE_CUDA=1, but there is no CUDA device"; fi
-  echo "SKIPPED: no CUDA device"
-  exit 0
-fi
-enter "$1" "$2" "$3"
-small_text > text.txt
-hybrid_yaml 64 3 full | sed 's/device: cpu/device: cuda/' > tiny.yaml
-loss() { grep -o 'eval loss [0-9.]*' "$1" | tail -1 | awk '{ print $3 }'; }
-close() { # what, file, file, relative difference
-  awk -v a="$(loss "$2")" -v b="$(loss "$3")" -v t="$4" -v w="$1" \
-    'BEGIN { d = a > b ? a - b : b - a; print w ":", a, "and", b; exit !(a > 0 && d <= t * b) }' || fail "$1: losses differ"
-}
-
+. "${0%/*}/cuda_runs.sh"
+enter_cuda "$1" "$2" "$3"
 ranks 1 log.trace_steps=[3,5] debug.nvtx=true > log.txt || fail "$(cat log.txt)"
 for step in 3 5; do
   trace=run/trace/step-0000000$step.rank0.json
@@ -52,7 +39,6 @@ echo '{"context": "the cat sat on a", "choices": [" mat", " qqq", " cat and ran"
 "$moesaic" eval run --choices quiz.jsonl --details cpu.jsonl run.device=cpu run.precision=bf16
 perl -MJSON::PP -e 'my ($a, $b) = map { decode_json($_)->{logp} } <>; for (0 .. 2) { die "@$a and @$b\n" if abs($a->[$_] - $b->[$_]) > 0.03 * abs($b->[$_]) }' \
   gpu.jsonl cpu.jsonl || fail "choices score otherwise on the CPU"
-share=
 if [ "$devices" -lt 2 ]; then
   set +e
   ranks 2 run.dir=refused > refused.txt 2>&1
@@ -60,7 +46,6 @@ if [ "$devices" -lt 2 ]; then
   set -e
   [ $code -eq 2 ] || fail "two ranks on one GPU ended with $code"
   grep -q 'comm.share_gpu=true' refused.txt || fail "no way out is named: $(cat refused.txt)"
-  share=comm.share_gpu=true
 fi
 ranks 2 run.dir=two $share > two.txt || fail "$(cat two.txt)"
 close "two ranks and one" two.txt log.txt 0.01
@@ -80,29 +65,6 @@ grep '"type":"step","step":8,' run/metrics.jsonl | perl -MJSON::PP -ne '$r = dec
   exit !($p->{forward} > 0 && $p->{backward} > 0 && $p->{optimizer} > 0 && abs($sum - $p->{checkpoint} - $r->{seconds}) < 0.05 * $r->{seconds})' || fail "the parts of a step are not the step: $(tail -3 run/metrics.jsonl)"
 ranks 2 run.dir=two_again $share > two_again.txt
 same_state two/checkpoints/step-00000008 two_again/checkpoints/step-00000008 "two ranks, twice"
-# Experts on two ranks: the loss of one, the same bits twice, checkpoints that one rank reads.
-ranks 1 run.dir=plain run.precision=f32 > plain.txt || fail "$(cat plain.txt)"
-for exchange in flat dense pair; do
-  ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
-  close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
-done
-# Heads, widths and vocabulary, layers, and optimizer state on two ranks.
-number=0
-for layout in parallel.tp=2 "parallel.tp=2 parallel.etp=2" "parallel.tp=2 parallel.ep=2" parallel.pp=2 "parallel.pp=2 parallel.schedule=zero_bubble" parallel.zero=0; do
-  number=$((number + 1))
-  # shellcheck disable=SC2086 # several words
-  ranks 2 run.dir=layout$number $layout run.precision=f32 $share > layout.txt || fail "$layout: $(cat layout.txt)"
-  close "$layout and one rank" layout.txt plain.txt 0.0002
-  # shellcheck disable=SC2086
-  ranks 2 run.dir=layout${number}_bf16 $layout $share > layout.txt || fail "$layout, bf16: $(cat layout.txt)"
-  close "$layout and one rank, bf16" layout.txt log.txt 0.01
-done
-ranks 2 run.dir=ep parallel.ep=2 $share > ep.txt || fail "$(cat ep.txt)"
-close "experts on two ranks and on one, bf16" ep.txt log.txt 0.01
-ranks 2 run.dir=ep_again parallel.ep=2 $share > ep_again.txt
-same_state ep/checkpoints/step-00000008 ep_again/checkpoints/step-00000008 "experts on two ranks, twice"
-ranks 1 run.dir=ep train.steps=10 > ep_one.txt || fail "$(cat ep_one.txt)"
-grep -q 'continuing from .*step-00000008' ep_one.txt || fail "one rank does not continue the run of two"
 set +e
 ranks 1 run.dir=huge data.sequence_length=4000000 model.max_position_embeddings=4000000 train.micro_batch_size=4 > huge.txt 2>&1
 code=$?
