@@ -181,9 +181,24 @@ Json action_json(const pipeline::Action& a, const pipeline::Span& span) {
 
 }  // namespace
 
+Json recompute_json(const std::vector<RecomputeChoice>& choices) {
+  Json all = Json::array();
+  for (const RecomputeChoice& c : choices) {
+    Json kinds = Json::array();
+    for (const RecomputeChoice::LayerKind& k : c.kinds)
+      kinds.push_back({{"layer", k.name}, {"saved", json(k.saved)}});
+    all.push_back({{"policy", c.policy},
+                   {"is_set", c.is_set},
+                   {"layers", std::move(kinds)},
+                   {"rank_memory", rank_memory(c.memory)}});
+  }
+  return all;
+}
+
 std::string plan_json(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
+                      const std::vector<RecomputeChoice>& recompute,
                       const std::optional<PipelinePlan>& pipeline) {
   Json notes = Json::array();
   const auto context = plan_context(loaded.config, plan);
@@ -202,6 +217,7 @@ std::string plan_json(const config::LoadedConfig& loaded,
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
                  {"rank_memory", rank_memory(rank)},
+                 {"recompute", recompute_json(recompute)},
                  {"context", context ? context_json(*context) : Json()},
                  {"pipeline", pipeline ? pipeline_json(*pipeline) : Json()},
                  {"notes", std::move(notes)}};

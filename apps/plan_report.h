@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "apps/plan_recompute.h"
 #include "core/config/load.h"
 #include "core/model/pipeline_plan.h"
 #include "core/model/plan.h"
@@ -19,16 +20,18 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
 /// Ranks that the axes of the configuration need; without parallel.dp as few as the others allow.
 int planned_ranks(const config::ParallelConfig& parallel);
 
-/// The tables of `moesaic plan`; those of the pipeline where there is one.
+/// The tables of `moesaic plan`; `recompute` as it is, those of the pipeline where there is one.
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
+                      const std::string& recompute,
                       const std::optional<PipelinePlan>& pipeline);
 
 /// The same as JSON, every count a plain integer, keys in a fixed order.
 std::string plan_json(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
+                      const std::vector<RecomputeChoice>& recompute,
                       const std::optional<PipelinePlan>& pipeline);
 
 /// Member `pipeline` of that, with every action of the schedule and its times.

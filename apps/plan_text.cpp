@@ -192,6 +192,7 @@ std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& me
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
+                      const std::string& recompute,
                       const std::optional<PipelinePlan>& pipeline) {
   const config::ModelConfig& model = loaded.config.model;
   std::string text = fmt::format("{}: {}, {} layers, hidden {}, vocabulary {}\n\n",
@@ -205,7 +206,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
   const config::ParallelConfig& parallel = loaded.config.parallel;
   if (const int ranks = planned_ranks(parallel); ranks > 1)
     text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
-  if (rank) text += rank_memory(loaded, *rank);
+  if (rank) text += rank_memory(loaded, *rank) + recompute;
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))

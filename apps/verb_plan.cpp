@@ -7,12 +7,15 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "apps/plan_pipeline.h"
+#include "apps/plan_recompute.h"
 #include "apps/plan_report.h"
 #include "apps/verb.h"
 #include "core/config/check.h"
 #include "core/config/load.h"
+#include "core/config/scalar.h"
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/model/plan.h"
@@ -26,10 +29,20 @@ struct PlanArguments {
   ConfigArguments config;
   bool json = false;
   bool effective = false;
+  std::string device_memory;  ///< a size with its unit; empty = not given
   std::optional<ScheduleForm> schedule;
 };
 
+std::optional<std::int64_t> budget_of(const PlanArguments& arguments) {
+  if (arguments.device_memory.empty()) return std::nullopt;
+  const auto bytes = config::parse_bytes(arguments.device_memory);
+  if (!bytes.value)
+    throw UsageError(fmt::format("--device-memory {}: {}", arguments.device_memory, bytes.error));
+  return bytes.value;
+}
+
 int plan(const PlanArguments& arguments) {
+  const std::optional<std::int64_t> budget = budget_of(arguments);
   const config::LoadedConfig loaded =
       config::load_config(arguments.config.path, arguments.config.overrides);
   const ModelPlan result = make_plan(loaded.config);
@@ -51,8 +64,10 @@ int plan(const PlanArguments& arguments) {
     return 0;
   }
   const auto rank = plan_rank_memory(loaded.config);
-  std::cout << (arguments.json ? plan_json(loaded, result, rank, pipeline)
-                               : plan_text(loaded, result, rank, pipeline));
+  const auto recompute = plan_recompute(loaded.config);
+  std::cout << (arguments.json
+                    ? plan_json(loaded, result, rank, recompute, pipeline)
+                    : plan_text(loaded, result, rank, recompute_text(recompute, budget), pipeline));
   return 0;
 }
 
@@ -92,6 +107,11 @@ void add_plan(CLI::App& app, Action& action) {
   add_config_arguments(*verb, arguments->config);
   CLI::Option* json =
       verb->add_flag("--json", arguments->json, "Print JSON with plain integers instead of tables");
+  verb->add_option("--device-memory",
+                   arguments->device_memory,
+                   "Say which activations.recompute fits a device of this size and computes least "
+                   "again, as in 80GiB")
+      ->excludes(json);
   verb->add_flag("--effective",
                  arguments->effective,
                  "Print every key with its value and where it came from instead")
@@ -108,6 +128,7 @@ void add_plan(CLI::App& app, Action& action) {
   verb->footer(
       "Example:\n"
       "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n"
+      "  moesaic plan configs/bench/hybrid_5b.yaml --device-memory 90GiB\n"
       "  moesaic plan configs/kimi_k3.yaml parallel.pp=8 parallel.schedule=zero_bubble\n");
   verb->callback([&action, arguments] { action = [arguments] { return plan(*arguments); }; });
 }

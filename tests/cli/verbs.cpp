@@ -98,6 +98,14 @@ TEST_CASE("cli: plan") {
   CHECK(tables.code == 0);
   CHECK(contains(tables.output, "49,122,681,728"));
   CHECK(contains(tables.output, "2 x active parameters"));
+  const Result fits = moesaic("plan " + config + "quickstart.yaml --device-memory 1GiB");
+  CHECK(contains(fits.output, "within 1.00 GiB: activations.recompute=none computes least again"));
+  CHECK(contains(fits.output, "none *  selective"));
+  CHECK(contains(moesaic("plan " + config + "quickstart.yaml --device-memory 1MiB").output,
+                 "within 1.00 MiB: no setting fits; full needs"));
+  const Result size = moesaic("plan " + config + "quickstart.yaml --device-memory 1Gb");
+  CHECK(size.code == 2);
+  CHECK(contains(size.output, "--device-memory 1Gb"));
   const Result json = moesaic("plan --json " + config + "kimi_k3.yaml", "2>/dev/null");
   CHECK(json.code == 0);
   CHECK(contains(json.output, "\"total\": 2779484478208"));
