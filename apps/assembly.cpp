@@ -65,11 +65,6 @@ Device resolve_device(const config::Config& config, Communicator* host) {
   const VisibleGpus visible = visible_gpus(host);
   const auto rank = static_cast<std::size_t>(host != nullptr ? host->rank() : 0);
   if (config.run.device == Choice::automatic && num_different(visible) == 0) return kCpu;
-  if (config.parallel.cp > 1)
-    throw UsageError(
-        "parallel.cp: context parallelism trains on CPUs only so far, and run.device chose the "
-        "GPU; set run.device=cpu, or "
-        "parallel.cp=1 with other axes");
   const GpuChoice choice = choose_gpus(visible, config.comm.share_gpu);
   const Device device{Device::Kind::cuda,
                       static_cast<std::int16_t>(std::max(0, choice.numbers[rank]))};

@@ -10,6 +10,8 @@
 #include <string>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "comm/launch_check.h"
 #include "comm/mpi_environment.h"
 #include "core/base/error.h"
@@ -46,6 +48,18 @@ int launcher_rank() {
       return std::atoi(value);
   }
   return 0;
+}
+
+void require_one_process(const std::string& verb) {
+  const Launch launch = read_launch([](const char* name) { return std::getenv(name); });
+  const bool is_one_of_several =
+      launch.size > 1 && launch.by != Launch::By::nobody && launch.by != Launch::By::allocation;
+  if (!is_one_of_several) return;
+  throw UsageError(fmt::format(
+      "'{}' runs in one process, and was started in {} ({}): start it without a launcher",
+      verb,
+      launch.size,
+      launch.found));
 }
 
 int run_before_mpi(const std::function<void()>& prepare) {

@@ -12,6 +12,9 @@ namespace moesaic::apps {
 /// Rank of this process by the launcher's environment variables (Open MPI, PMIx, PMI, Slurm), 0 without a launcher.
 int launcher_rank();
 
+/// Throws UsageError when a launcher has started this process as one of several: `verb` would do its work once in each.
+void require_one_process(const std::string& verb);
+
 /// A rank of a job, and where it runs.
 struct RankPlace {
   Communicator& world;  ///< all ranks, for host memory

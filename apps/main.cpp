@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/launch.h"
 #include "apps/verb.h"
 #include "apps/version.h"
 #include "core/base/error.h"
@@ -32,6 +36,20 @@ constexpr moesaic::apps::AddVerb kVerbs[] = {
     moesaic::apps::add_report,
     moesaic::apps::add_selftest,
 };
+
+/// Those that may be started as several ranks.
+constexpr std::string_view kVerbsOfRanks[] = {
+    "train", "resume", "eval", "doctor", "selftest layouts", "bench a2a"};
+
+/// "bench a2a": what was given on the command line.
+std::string chosen_verb(const CLI::App& app) {
+  std::string name;
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    name += (name.empty() ? "" : " ") + at->get_name();
+  }
+  return name;
+}
 
 int code(ExitCode exit_code) {
   return static_cast<int>(exit_code);
@@ -94,6 +112,10 @@ int run(int argc, char** argv) {
     std::cerr << app.help();
     return code(ExitCode::usage);
   }
+  const std::string verb = chosen_verb(app);
+  if (std::find(std::begin(kVerbsOfRanks), std::end(kVerbsOfRanks), verb) ==
+      std::end(kVerbsOfRanks))
+    moesaic::apps::require_one_process(verb);
   const int result = action();
   if (!std::cout.flush())
     throw moesaic::ResourceError(

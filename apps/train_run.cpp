@@ -436,11 +436,11 @@ void TrainRun::refuse_bad_numbers() const {
   throw NumericsError(
       fmt::format("{} steps in a row had a loss or gradient norm that was not finite, the last "
                   "one step {}; none of them was saved. "
-                  "Lower optimizer.lr, or look at the data of steps {} to {}.",
+                  "Lower optimizer.lr, or look at the data of {}.",
                   limit,
                   step,
-                  step - limit + 1,
-                  step));
+                  limit == 1 ? fmt::format("that step")
+                             : fmt::format("steps {} to {}", step - limit + 1, step)));
 }
 
 int run_training(const std::function<config::LoadedConfig()>& load,

@@ -111,6 +111,10 @@ void add_a2a(CLI::App& bench, Action& action) {
       ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
   verb->add_option(
+          "--raw", o->raw, "Time bare exchanges, too, of so many MiB with every peer, as in 64,512")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536));
+  verb->add_option(
           "--repeats", o->repeats, "Timed rounds, methods taking turns; medians are printed")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

@@ -103,8 +103,9 @@ class Communicator {
                           const AllToAllPlan& plan,
                           Stream& stream) = 0;
   virtual void broadcast(TensorView inout, int root, Stream& stream) = 0;
-  /// All messages at once: none waits for another of the same call, so a ring of ranks that each
-  /// send and receive in one call cannot lock up. Messages between two ranks arrive in order.
+  /// All messages at once, so a ring of ranks that each send and receive in one call cannot lock up. Messages between two
+  /// ranks arrive in order. With one peer, the second message out and the second one in may wait for the first two (NCCL moves
+  /// them in pairs), and so on: calls that do not match the peer's one to one should hold one message each way.
   virtual void exchange(std::span<const OutgoingMessage> sends,
                         std::span<const IncomingMessage> receives,
                         Stream& stream) = 0;

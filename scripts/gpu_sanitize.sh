@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu_sanitize.sh [BUILD_DIR]: compute-sanitizer over the kernels at small sizes: memcheck, initcheck and synccheck of the
-# reference cases and of one run of each tensor-core kernel; racecheck of the kernels with shared memory. Four at a time, each
-# with a time limit; fails if a tool finds something.
+# reference cases and of one run of each tensor-core kernel; racecheck of the kernels with shared memory. AT_ONCE at a time (4), on
+# all GPUs in turn, each with a time limit; fails if a tool finds something.
 # racecheck does not see the copy engine's writes: `test_cuda "[repeat]"` repeats those kernels a thousand times, in a build
 # with -DMOESAIC_CUDA_STRESS=ON under random pauses.
 #
@@ -28,14 +28,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export MOESAIC_REQUIRE_CUDA=1 OPENBLAS_NUM_THREADS=1 MOESAIC_REPEATS=1
 tool=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 limit=${LIMIT_S:-240}
-at_once=4 running=0
+at_once=${AT_ONCE:-4} running=0 started=0
+gpus=$(nvidia-smi --list-gpus | grep -c '^GPU')
 
 check() { # NAME TOOL COMMAND…
   local name=$1 which=$2
   shift 2
   if [ "$running" -ge "$at_once" ]; then wait -n || true; running=$((running - 1)); fi
-  running=$((running + 1))
-  start "$which:$name" "$limit" "$tool" --tool "$which" --error-exitcode 9 --print-limit 20 "$@"
+  running=$((running + 1)) started=$((started + 1))
+  CUDA_VISIBLE_DEVICES=$((started % gpus)) start "$which:$name" "$limit" "$tool" --tool "$which" --error-exitcode 9 --print-limit 20 "$@"
 }
 
 # racecheck takes longest, so it starts first; its reference cases are cut by family.

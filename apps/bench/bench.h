@@ -35,6 +35,7 @@ struct A2aOptions {
   double zipf = 0;
   int ranks_per_node = 0;            ///< 0: by host names
   std::vector<std::string> methods;  ///< empty = all
+  std::vector<std::int64_t> raw;     ///< MiB to each peer of bare exchanges
   DType dtype = DType::bf16;
   bool fp8 = false;  ///< dispatch sends E4M3 with a scale per 128 elements
   double buffer_factor = 1.5;

@@ -9,6 +9,7 @@
 
 #include "apps/bench/a2a_method.h"
 #include "apps/bench/bench.h"
+#include "apps/bench/raw_exchange.h"
 #include "apps/bench/timing.h"
 #include "apps/launch.h"
 #include "comm/device_communicator.h"
@@ -98,6 +99,7 @@ class A2aRun {
     speeds_ = measure_link_speeds(group(), grid_, device_);
     choice_ = choose_method(grid_, o_.experts, o_.choices, o_.tokens, row_bytes(), speeds_);
     measure();
+    raw_ = time_raw_exchanges(group(), host_, device_, o_.raw, o_.repeats, o_.seed);
     const bool failed = std::any_of(
         results_.begin(), results_.end(), [](const A2aResult& r) { return r.routed_differs > 0; });
     if (host_.rank() == 0) {
@@ -245,9 +247,24 @@ class A2aRun {
           r.passes);
     }
     std::cout << fmt::format(
-        "\nauto: {}\nfastest here: {}; every result and repetition was exact\n",
+        "\nauto: {}\nfastest here: {}{}; every result and repetition was exact\n",
         choice_.reason,
-        name(fastest().method));
+        name(fastest().method),
+        auto_share() > 0 ? fmt::format("; auto takes {:.2f} times as long", auto_share()) : "");
+    for (const RawExchange& r : raw_)
+      std::cout << fmt::format(
+          "bare exchange of {} MiB with every peer: {:.2f} ms, {:.1f} GB/s sent by a rank\n",
+          r.bytes >> 20,
+          1e3 * r.seconds,
+          r.bytes_per_second / 1e9);
+  }
+
+  // The time of the method that `auto` chooses over the fastest one's; 0 when it was not among those timed.
+  double auto_share() const {
+    const auto chosen = std::find_if(results_.begin(), results_.end(), [&](const A2aResult& r) {
+      return r.method == choice_.method;
+    });
+    return chosen == results_.end() ? 0 : total(*chosen) / total(fastest());
   }
 
   nlohmann::ordered_json json() const {
@@ -270,6 +287,11 @@ class A2aRun {
         {"auto_reason", choice_.reason},
         {"fastest", name(fastest().method)},
         {"link_bytes_per_second", {{"node", speeds_.node}, {"network", speeds_.network}}}};
+    if (auto_share() > 0) j["auto_over_fastest"] = auto_share();
+    for (const RawExchange& r : raw_)
+      j["raw_exchanges"].push_back({{"bytes_to_each_peer", r.bytes},
+                                    {"seconds", r.seconds},
+                                    {"bytes_per_second", r.bytes_per_second}});
     for (const A2aResult& r : results_) {
       const ExpectedRows expected = expected_rows(r.method, grid_, o_.experts, o_.choices);
       nlohmann::ordered_json m{{"method", name(r.method)}, {"passes", r.passes}};
@@ -302,6 +324,7 @@ class A2aRun {
   LinkSpeeds speeds_;
   MethodChoice choice_;
   std::vector<A2aResult> results_;
+  std::vector<RawExchange> raw_;
 };
 
 }  // namespace

@@ -299,7 +299,7 @@ class Checker {
                       model_.vocab_size));
     }
     weights();
-    if (config_.data.sequence_length > model_.max_position_embeddings) {
+    if (uses_data_length() && config_.data.sequence_length > model_.max_position_embeddings) {
       add({"data.sequence_length", "model.max_position_embeddings"},
           fmt::format("found {}; allowed: at most model.max_position_embeddings ({})",
                       config_.data.sequence_length,
@@ -489,16 +489,18 @@ class Checker {
             model_.vocab_size,
             fmt::format("; or model.vocab_size: {} (it may be more than the tokenizer has)",
                         next_multiple(model_.vocab_size, parallel.tp)));
-    divides("tp", parallel.tp, "data.sequence_length", config_.data.sequence_length);
+    if (uses_data_length())
+      divides("tp", parallel.tp, "data.sequence_length", config_.data.sequence_length);
     for (std::size_t i = 0; i < config_.train.phases.size(); ++i)
       divides("tp",
               parallel.tp,
               fmt::format("train.phases[{}].sequence_length", i),
               config_.train.phases[i].sequence_length.value_or(0));
-    context("data.sequence_length",
-            config_.data.sequence_length,
-            "train.micro_batch_size",
-            config_.train.micro_batch_size);
+    if (uses_data_length())
+      context("data.sequence_length",
+              config_.data.sequence_length,
+              "train.micro_batch_size",
+              config_.train.micro_batch_size);
     for (std::size_t i = 0; i < config_.train.phases.size(); ++i) {
       const PhaseConfig& phase = config_.train.phases[i];
       if (!phase.sequence_length && !phase.micro_batch_size) continue;
@@ -507,6 +509,14 @@ class Checker {
               fmt::format("train.phases[{}].micro_batch_size", i),
               phase.micro_batch_size.value_or(config_.train.micro_batch_size));
     }
+  }
+
+  /// Not when every phase has a length of its own.
+  bool uses_data_length() const {
+    const auto& phases = config_.train.phases;
+    return phases.empty() || std::any_of(phases.begin(), phases.end(), [](const PhaseConfig& p) {
+             return !p.sequence_length;
+           });
   }
 
   /// The tokens of a micro-batch are cut into cp equal contiguous pieces, and these among tp ranks; a short convolution

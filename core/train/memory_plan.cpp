@@ -17,7 +17,18 @@ namespace {
 // The driver's context, the kernels of this program and the libraries' own memory, as a single-GPU run leaves them on an
 // H200 beside its own buffers.
 constexpr std::size_t kCudaRuntimeBytes = std::size_t{632} << 20;
-constexpr double kMiB = 1024.0 * 1024.0;
+struct Unit {
+  double bytes;
+  const char* name;
+};
+// One for a whole table, so that its lines compare.
+Unit unit_for(std::size_t bytes) {
+  constexpr double kMiB = 1024.0 * 1024.0, kGiB = 1024.0 * kMiB, kTiB = 1024.0 * kGiB;
+  const auto size = static_cast<double>(bytes);
+  if (size < 100 * kGiB) return {kMiB, "MiB"};
+  if (size < 100 * kTiB) return {kGiB, "GiB"};
+  return {kTiB, "TiB"};
+}
 
 }  // namespace
 
@@ -34,10 +45,16 @@ std::string MemoryPlan::table() const {
   if (runtime > 0) lines.push_back({"CUDA context and libraries (estimate)", runtime});
   std::stable_sort(
       lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  const Unit unit = unit_for(total());
   std::string text;
+  const auto line = [&](const std::string& tag, std::size_t bytes) {
+    text += fmt::format(
+        "  {:<40} {:>12.1f} {}\n", tag, static_cast<double>(bytes) / unit.bytes, unit.name);
+  };
   for (const MemoryUse& use : lines)
-    text += fmt::format("  {:<40} {:>12.1f} MiB\n", use.tag, static_cast<double>(use.bytes) / kMiB);
-  return text + fmt::format("  {:<40} {:>12.1f} MiB\n", "sum", static_cast<double>(total()) / kMiB);
+    line(use.tag, use.bytes);
+  line("sum", total());
+  return text;
 }
 
 MemoryPlan plan_memory(const config::Config& config,

@@ -1,4 +1,6 @@
 // Where choices travel. Integers only, without atomics: every result is a function of the choices.
+#include <algorithm>
+
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/device_check.cuh"
 #include "kernels/cuda/launch.h"
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) groups_kernel(std::int32_t* groups,
   }
 }
 
-// One block per counter.
+// A block per counter and slice of the rows: counts [slices, counters].
 __global__ void __launch_bounds__(kThreads) counts_kernel(std::int32_t* counts,
                                                           const std::int32_t* places,
                                                           PlaceGrid grid,
@@ -132,7 +134,8 @@ __global__ void __launch_bounds__(kThreads) counts_kernel(std::int32_t* counts,
   }
   const auto owner = static_cast<std::int32_t>(blockIdx.x - paths);
   std::int32_t sum = 0;
-  for (std::int64_t r = threadIdx.x; r < rows; r += kThreads) {
+  for (std::int64_t r = std::int64_t{blockIdx.y} * kThreads + threadIdx.x; r < rows;
+       r += std::int64_t{gridDim.y} * kThreads) {
     std::int32_t matches = 0;
     for (int j = 0; j < k; ++j) {
       const std::int32_t place = places[r * k + j];
@@ -150,7 +153,20 @@ __global__ void __launch_bounds__(kThreads) counts_kernel(std::int32_t* counts,
     sum += copies || per_choice ? matches : min(matches, 1);
   }
   sum = row_sum<kThreads>(sum);
-  if (threadIdx.x == 0) counts[blockIdx.x] = sum;
+  if (threadIdx.x == 0) counts[std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = sum;
+}
+
+// A thread per counter: the sum of its slices.
+__global__ void __launch_bounds__(kThreads) sum_slices_kernel(std::int32_t* counts,
+                                                              const std::int32_t* of_slices,
+                                                              unsigned counters,
+                                                              unsigned slices) {
+  const unsigned i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= counters) return;
+  std::int32_t sum = 0;
+  for (unsigned slice = 0; slice < slices; ++slice)
+    sum += of_slices[slice * counters + i];
+  counts[i] = sum;
 }
 
 template <class A>
@@ -250,17 +266,35 @@ void launch(CudaContext& context, const ExchangeGroups& op) {
 }
 
 void launch(CudaContext& context, const ExchangeCounts& op) {
+  // Few counters (few ranks) leave most multiprocessors to slices of the rows.
+  const std::int64_t counters = op.counts.numel(), rows = op.places.dim(0),
+                     wanted = (std::int64_t{context.num_sms} * 4 + counters - 1) / counters,
+                     slices = std::clamp((rows + kThreads - 1) / kThreads, std::int64_t{1}, wanted);
+  const Arena::Mark mark(context.scratch);
+  const TensorView of_slices =
+      slices == 1 ? op.counts
+                  : context.scratch.take({slices, counters}, DType::i32, "exchange_counts.slices");
   if (is_dry(context)) return;
-  counts_kernel<<<static_cast<unsigned>(op.counts.numel()), kThreads, 0, native_stream(context)>>>(
-      op.counts.as<std::int32_t>(),
-      op.places.as<std::int32_t>(),
-      op.grid,
-      op.hops,
-      num_path_counts(op.hops, op.grid, op.hops.size),
-      op.per_choice,
-      op.places.dim(0),
-      static_cast<int>(op.places.dim(1)));
+  const auto stream = native_stream(context);
+  counts_kernel<<<dim3(static_cast<unsigned>(counters), static_cast<unsigned>(slices)),
+                  kThreads,
+                  0,
+                  stream>>>(of_slices.as<std::int32_t>(),
+                            op.places.as<std::int32_t>(),
+                            op.grid,
+                            op.hops,
+                            num_path_counts(op.hops, op.grid, op.hops.size),
+                            op.per_choice,
+                            rows,
+                            static_cast<int>(op.places.dim(1)));
   check_launch("kernel exchange_counts");
+  if (slices == 1) return;
+  const auto blocks = static_cast<unsigned>((counters + kThreads - 1) / kThreads);
+  sum_slices_kernel<<<blocks, kThreads, 0, stream>>>(op.counts.as<std::int32_t>(),
+                                                     of_slices.as<std::int32_t>(),
+                                                     static_cast<unsigned>(counters),
+                                                     static_cast<unsigned>(slices));
+  check_launch("kernel exchange_counts: sum");
 }
 
 void launch(CudaContext& context, const ExchangeChoices& op) {

@@ -29,6 +29,11 @@ struct Executor::Walk {
         messages(m),
         pool(w.device()),
         slots_in_use(at(s.placement.num_chunks())) {
+    for (int boundary = 0; boundary + 1 < s.placement.num_chunks(); ++boundary) {
+      if (bundles.carried(boundary).empty()) continue;
+      for (const Payload payload : {Payload::activation, Payload::gradient})
+        largest_parcel = std::max(largest_parcel, bundles.message_bytes(boundary, payload));
+    }
     step();
   }
 
@@ -183,17 +188,28 @@ struct Executor::Walk {
   }
 
   // --- messages
+  /// A bundle of several tensors on its way: one message, since a message may wait for those before it (Communicator::exchange()).
+  struct Parcel {
+    int tensor = 0;
+    std::vector<TensorView> received;  ///< where its parts go in the end
+  };
+
   void exchange(const Action& a) {
     std::vector<OutgoingMessage> sends;
     std::vector<IncomingMessage> receives;
+    std::vector<Parcel> parcels;
     for (const Message& m : a.messages) {
       if (m.is_send)
-        send(m, sends);
+        send(m, sends, parcels);
       else
-        receive(m, receives);
+        receive(m, receives, parcels);
     }
     if (model != nullptr) comm->exchange(sends, receives, messages);
+    for (const Parcel& parcel : parcels)
+      unpack(parcel);
     const Event end = mark(messages);
+    for (const Parcel& parcel : parcels)
+      pool.release(parcel.tensor, end);
     for (const Message& m : a.messages) {
       if (!m.is_send)
         (m.payload == Payload::activation ? passes.at({m.boundary + 1, m.micro_batch}).arrived
@@ -203,22 +219,38 @@ struct Executor::Walk {
     }
   }
 
-  void send(const Message& m, std::vector<OutgoingMessage>& sends) {
-    if (model == nullptr) return;
-    const auto post = [&](const ConstTensorView& data) { sends.push_back({data, m.peer}); };
-    if (m.payload == Payload::activation) {
-      const Pass& pass = passes.at({m.boundary, m.micro_batch});
-      wait(messages, pass.made);
-      post(pass.out);
-      for (const int j : bundles.carried(m.boundary))
-        post(values.at({j, m.micro_batch}));
-    } else {
-      const Gradient& gradient = gradients.at({m.boundary, m.micro_batch});
-      wait(messages, gradient.made);
-      post(pool.view(gradient.cur));
-      for (const int j : bundles.carried(m.boundary))
-        post(pool.view(sums.at({j, m.micro_batch})));
+  void send(const Message& m, std::vector<OutgoingMessage>& sends, std::vector<Parcel>& parcels) {
+    std::vector<ConstTensorView> parts;
+    if (model != nullptr) {
+      const bool is_activation = m.payload == Payload::activation;
+      wait(messages,
+           is_activation ? passes.at({m.boundary, m.micro_batch}).made
+                         : gradients.at({m.boundary, m.micro_batch}).made);
+      parts = is_activation ? outgoing_values(m) : outgoing_gradients(m);
     }
+    if (bundles.carried(m.boundary).empty()) {
+      if (model != nullptr) sends.push_back({parts.front(), m.peer});
+      return;
+    }
+    const Parcel& parcel = parcels.emplace_back(Parcel{.tensor = take_parcel(), .received = {}});
+    if (model == nullptr) return;
+    const std::vector<TensorView> packed = parts_of(parcel.tensor, parts);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      copy_tensor(packed[i], parts[i], messages);
+    sends.push_back({contents(parcel.tensor, m), m.peer});
+  }
+
+  std::vector<ConstTensorView> outgoing_values(const Message& m) const {
+    std::vector<ConstTensorView> parts{passes.at({m.boundary, m.micro_batch}).out};
+    for (const int j : bundles.carried(m.boundary))
+      parts.push_back(values.at({j, m.micro_batch}));
+    return parts;
+  }
+  std::vector<ConstTensorView> outgoing_gradients(const Message& m) const {
+    std::vector<ConstTensorView> parts{pool.view(gradients.at({m.boundary, m.micro_batch}).cur)};
+    for (const int j : bundles.carried(m.boundary))
+      parts.emplace_back(pool.view(sums.at({j, m.micro_batch})));
+    return parts;
   }
 
   void sent(const Message& m, const Event& end) {
@@ -229,28 +261,61 @@ struct Executor::Walk {
       release_sum(j, m.micro_batch, end);
   }
 
-  void receive(const Message& m, std::vector<IncomingMessage>& receives) {
+  void receive(const Message& m,
+               std::vector<IncomingMessage>& receives,
+               std::vector<Parcel>& parcels) {
     const bool is_activation = m.payload == Payload::activation;
+    std::vector<TensorView> parts;
     const auto take = [&](const BundleTensor& t) {
       const int tensor =
           pool.take(t.shape, is_activation ? t.dtype : t.gradient_dtype, user(messages));
-      receives.push_back({pool.view(tensor), m.peer});
+      parts.push_back(pool.view(tensor));
       return tensor;
     };
     const auto& carried = bundles.carried(m.boundary);
     const int cur = take(bundles.cur());
-    if (!is_activation) {
+    if (is_activation) {
+      Pass& pass = passes[{m.boundary + 1, m.micro_batch}];
+      pass.received = {cur};
+      for (const int j : carried) {
+        pass.received.push_back(take(bundles.snapshot()));
+        values[{j, m.micro_batch}] = pool.view(pass.received.back());
+      }
+    } else {
       Gradient& gradient = gradients[{m.boundary, m.micro_batch}] = {.cur = cur};
       for (std::size_t i = 0; i < carried.size(); ++i)
         gradient.to_add.push_back(take(bundles.snapshot()));
+    }
+    if (carried.empty()) {
+      receives.push_back({parts.front(), m.peer});
       return;
     }
-    Pass& pass = passes[{m.boundary + 1, m.micro_batch}];
-    pass.received = {cur};
-    for (const int j : carried) {
-      pass.received.push_back(take(bundles.snapshot()));
-      values[{j, m.micro_batch}] = pool.view(pass.received.back());
+    const int tensor = take_parcel();
+    parcels.push_back({.tensor = tensor, .received = std::move(parts)});
+    if (model != nullptr) receives.push_back({contents(tensor, m), m.peer});
+  }
+
+  int take_parcel() { return pool.take({largest_parcel}, DType::u8, user(messages)); }
+  TensorView contents(int parcel, const Message& m) const {
+    return pool.view(parcel).rows(0, bundles.message_bytes(m.boundary, m.payload));
+  }
+  /// One behind the other in the parcel, with the types and shapes of `like`.
+  template <class Views>
+  std::vector<TensorView> parts_of(int parcel, const Views& like) const {
+    const TensorView all = pool.view(parcel);
+    std::vector<TensorView> parts;
+    std::size_t begin = 0;
+    for (const auto& part : like) {
+      parts.emplace_back(all.data() + begin, part.dtype(), part.shape(), all.device());
+      begin += part.bytes();
     }
+    return parts;
+  }
+  void unpack(const Parcel& parcel) {
+    if (model == nullptr || parcel.received.empty()) return;
+    const std::vector<TensorView> packed = parts_of(parcel.tensor, parcel.received);
+    for (std::size_t i = 0; i < packed.size(); ++i)
+      copy_tensor(parcel.received[i], packed[i], messages);
   }
 
   // --- streams
@@ -283,6 +348,7 @@ struct Executor::Walk {
   Stream& messages;
   ChunkRunner* model = nullptr;  ///< null on the dry walk
   BundlePool pool;
+  std::int64_t largest_parcel = 0;              ///< bytes
   std::vector<std::vector<bool>> slots_in_use;  ///< per chunk; grows on the dry walk
   std::map<Place, Pass> passes;                 ///< by chunk
   std::map<Place, ConstTensorView> values;      ///< by snapshot

@@ -20,7 +20,7 @@ class Rendezvous {
   explicit Rendezvous(const Schedule& schedule)
       : schedule_(schedule),
         next_(schedule.ranks.size(), 0),
-        is_posted_(schedule.ranks.size(), false),
+        progress_(schedule.ranks.size()),
         posted_(4 * at(schedule.placement.num_chunks()) * at(schedule.sizes.micro_batches), false) {
   }
 
@@ -67,30 +67,71 @@ class Rendezvous {
   }
   bool is_answered(const Message& m) const { return posted_[index(m, !m.is_send)]; }
 
+  /// An exchange that has begun, with one of its peers: what goes each way, in order, and how many pairs have ended.
+  struct WithPeer {
+    int peer = 0;
+    std::vector<Message> sends, receives;
+    std::size_t done = 0;
+    std::size_t pairs() const { return std::max(sends.size(), receives.size()); }
+  };
+  using Progress = std::vector<WithPeer>;
+
+  static Progress begin(const Action& action) {
+    Progress progress;
+    for (const Message& m : action.messages) {
+      auto with = std::find_if(
+          progress.begin(), progress.end(), [&](const WithPeer& w) { return w.peer == m.peer; });
+      if (with == progress.end()) with = progress.insert(with, {.peer = m.peer});
+      (m.is_send ? with->sends : with->receives).push_back(m);
+    }
+    return progress;
+  }
+
+  /// The messages of the pair that a peer is at.
+  static std::vector<Message> current_pair(const WithPeer& with) {
+    std::vector<Message> pair;
+    if (with.done < with.sends.size()) pair.push_back(with.sends[with.done]);
+    if (with.done < with.receives.size()) pair.push_back(with.receives[with.done]);
+    return pair;
+  }
+
+  /// Posts the pair and ends it if both have been answered. False when nothing came of it.
+  bool move(WithPeer& with) {
+    const std::vector<Message> pair = current_pair(with);
+    bool has_moved = false, is_over = true;
+    for (const Message& m : pair) {
+      if (!posted_[index(m, m.is_send)]) has_moved = true;
+      posted_[index(m, m.is_send)] = true;
+      is_over = is_over && is_answered(m);
+    }
+    if (is_over) ++with.done;
+    return has_moved || is_over;
+  }
+
   /// False when the rank has to wait, or is at its end.
   bool step(int rank) {
     const Action* action = current(rank);
     if (action == nullptr) return false;
-    bool has_moved = false;
-    if (!is_posted_[at(rank)]) {
-      for (const Message& m : action->messages)
-        posted_[index(m, m.is_send)] = true;
-      is_posted_[at(rank)] = true;
-      has_moved = true;
+    std::optional<Progress>& progress = progress_[at(rank)];
+    bool has_moved = !progress.has_value();
+    if (!progress) progress = begin(*action);
+    bool is_over = true;
+    for (WithPeer& with : *progress) {
+      if (with.done < with.pairs() && move(with)) has_moved = true;
+      is_over = is_over && with.done == with.pairs();
     }
-    const auto& messages = action->messages;
-    if (std::all_of(
-            messages.begin(), messages.end(), [&](const Message& m) { return is_answered(m); })) {
-      ++next_[at(rank)];
-      is_posted_[at(rank)] = false;
-      has_moved = true;
-    }
-    return has_moved;
+    if (!is_over) return has_moved;
+    ++next_[at(rank)];
+    progress.reset();
+    return true;
   }
 
   Message waits_for(int rank) const {
-    for (const Message& m : current(rank)->messages) {
-      if (!is_answered(m)) return m;
+    for (const WithPeer& with : progress_[at(rank)].value()) {
+      if (with.done == with.pairs()) continue;
+      for (const Message& m : current_pair(with)) {
+        if (!is_answered(m)) return m;
+      }
     }
     check_failed(__FILE__, __LINE__, "a message is missing", "a rank that waits for nothing");
   }
@@ -112,7 +153,7 @@ class Rendezvous {
 
   const Schedule& schedule_;
   std::vector<std::size_t> next_;
-  std::vector<bool> is_posted_;
+  std::vector<std::optional<Progress>> progress_;
   std::vector<bool> posted_;
 };
 

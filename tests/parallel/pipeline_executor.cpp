@@ -15,6 +15,7 @@
 #include "parallel/pipeline/executor.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/simulate.h"
+#include "tests/comm/forwarding.h"
 #include "tests/support/catch.h"
 
 namespace moesaic::pipeline {
@@ -329,6 +330,33 @@ BundlePlan bundles_of(const Schedule& s, const Toy& toy, const std::vector<Layer
   return BundlePlan(s.placement, tensor, tensor, origins);
 }
 
+/// Checks that each exchange has the messages of the schedule: a bundle is one message, however many tensors it has.
+class AsScheduled final : public test::Forwarding {
+ public:
+  AsScheduled(Communicator& inner, const Schedule& s) : Forwarding(inner) {
+    for (const Action& a : s.ranks[at(inner.rank())])
+      if (a.is_exchange()) exchanges_.push_back(&a.messages);
+  }
+  void exchange(std::span<const OutgoingMessage> sends,
+                std::span<const IncomingMessage> receives,
+                Stream& stream) override {
+    std::vector<std::pair<bool, int>> want, got;
+    for (const Message& m : *exchanges_[next_++ % exchanges_.size()])
+      want.emplace_back(m.is_send, m.peer);
+    std::stable_partition(want.begin(), want.end(), [](const auto& m) { return m.first; });
+    for (const auto& m : sends)
+      got.emplace_back(true, m.peer);
+    for (const auto& m : receives)
+      got.emplace_back(false, m.peer);
+    MOESAIC_CHECK(got == want, "an exchange has other messages than the schedule");
+    Forwarding::exchange(sends, receives, stream);
+  }
+
+ private:
+  std::vector<const std::vector<Message>*> exchanges_;
+  std::size_t next_ = 0;
+};
+
 /// The steps over ranks of threads.
 Gradients run(const Toy& toy, const Schedule& s, unsigned seed, Stream::Mode mode) {
   Gradients gradients(toy);  // each rank writes its own layers
@@ -339,7 +367,8 @@ Gradients run(const Toy& toy, const Schedule& s, unsigned seed, Stream::Mode mod
   const BundlePlan bundles = bundles_of(s, toy, chunks);
   const Slots slots = count_slots(s);
   std::atomic<bool> slots_agree{true};
-  run_local_ranks(s.sizes.stages, [&](Communicator& comm) {
+  run_local_ranks(s.sizes.stages, [&](Communicator& ranks) {
+    AsScheduled comm(ranks, s);
     Stream computing(kCpu, "computing", mode), messages(kCpu, "messages", mode);
     Executor executor(s, bundles, s.sizes.stages == 1 ? nullptr : &comm, computing, messages);
     ToyRunner runner(

@@ -146,6 +146,13 @@ TEST_CASE("config: data, schedule, phases") {
                  "bytes_text has 256 different tokens"));
   CHECK(contains(report({"data.sequence_length=5000"}),
                  "at most model.max_position_embeddings (4096)"));
+  CHECK(
+      report({"data.sequence_length=5000",
+              "train.phases=[{until: 5, sequence_length: 64}, {until: 10, sequence_length: 128}]"})
+          .empty());
+  CHECK(contains(report({"data.sequence_length=5000",
+                         "train.phases=[{until: 5, sequence_length: 64}, {until: 10}]"}),
+                 "at most model.max_position_embeddings (4096)"));
   CHECK(contains(report({"train.eval_every=2"}), "there is nothing to evaluate on"));
   CHECK(contains(report({"optimizer.lr_min=1"}),
                  "optimizer.lr_min: found 1; allowed: at most lr (0.001)"));

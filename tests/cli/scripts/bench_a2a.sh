@@ -43,7 +43,9 @@ count skewed.json '"expected_rows"' 0
 
 run 2 --tokens 8 --width 300 --repeats 1 --methods flat,dense --fp8 --json > fp8.json
 count fp8.json '"dispatched_row_bytes": 312' 1
-run 2 --tokens 8 --width 8 --repeats 1 --methods flat,dense > table.txt
+run 2 --tokens 8 --width 8 --repeats 1 --methods flat,dense --raw 1,3 > table.txt
+grep -q '^bare exchange of 3 MiB with every peer: [0-9.]* ms, [0-9.]* GB/s sent by a rank' table.txt || fail "no bare exchange"
+grep -q '^fastest here: [a-z]*; auto takes [0-9.]* times as long' table.txt || fail "auto is not compared"
 grep -q '^1 node of 2 ranks (1 host), cpu; 8 tokens a rank of 8 x bf16, top 16 of 64 experts' table.txt || fail "head of the table"
 grep -q '^auto: ' table.txt || fail "no line of auto"
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# layouts_cuda.sh MPIRUN MOESAIC WORK_DIR: two ranks on GPUs (on two devices, or in turns on one) that share experts, heads and
-# vocabulary, or layers: the loss of one, in f32 and bf16.
+# layouts_cuda.sh MPIRUN MOESAIC WORK_DIR: two ranks on GPUs (on two devices, or in turns on one) that share experts, sequences,
+# heads and vocabulary, or layers: the loss of one, in f32 and bf16.
 set -eu
 . "${0%/*}/functions.sh"
 . "${0%/*}/cuda_runs.sh"
@@ -13,9 +13,9 @@ for exchange in flat dense pair; do
   ranks 2 run.dir=ep_$exchange parallel.ep=2 dispatch.exchange=$exchange run.precision=f32 $share > ep.txt || fail "$(cat ep.txt)"
   close "experts on two ranks ($exchange) and on one" ep.txt plain.txt 0.0002
 done
-# Heads, widths and vocabulary, layers, and optimizer state on two ranks.
+# Sequences, heads, widths and vocabulary, layers, and optimizer state on two ranks.
 number=0
-for layout in parallel.tp=2 "parallel.tp=2 parallel.etp=2" "parallel.tp=2 parallel.ep=2" parallel.pp=2 "parallel.pp=2 parallel.schedule=zero_bubble" parallel.zero=0; do
+for layout in parallel.cp=2 "parallel.cp=2 parallel.ep=2" parallel.tp=2 "parallel.tp=2 parallel.etp=2" "parallel.tp=2 parallel.ep=2" parallel.pp=2 "parallel.pp=2 parallel.schedule=zero_bubble" parallel.zero=0; do
   number=$((number + 1))
   # shellcheck disable=SC2086 # several words
   ranks 2 run.dir=layout$number $layout run.precision=f32 $share > layout.txt || fail "$layout: $(cat layout.txt)"
