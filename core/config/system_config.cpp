@@ -110,11 +110,12 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
   using S = ActivationsConfig;
   f("recompute",
     &S::recompute,
-    "Activations that are computed again in backward instead of kept: none, full, or name "
-    "patterns.")
+    "Activations that are computed again in backward instead of kept: none, selective (what needs "
+    "no "
+    "product of matrices), full, or name patterns, also behind selective.")
       .one_or_list()
       .default_is("[] (none)")
-      .example("[\"mlp.*\", \"attn.q\"]");
+      .example("[selective, \"mlp.*\", \"attn.q\"]");
   f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
       .only_default("the offload of activations");
 }

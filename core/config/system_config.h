@@ -43,8 +43,9 @@ struct DispatchConfig {
 };
 
 struct ActivationsConfig {
-  std::vector<std::string> recompute;  ///< name patterns; {"full"} = all that can be recomputed, {}
-                                       ///< or {"none"} = nothing
+  /// Name patterns; "selective" among them names what needs no product of matrices. {"full"} = all that can be
+  /// recomputed, {} or {"none"} = nothing.
+  std::vector<std::string> recompute;
   bool residual_offload = false;
   static void describe(Fields<ActivationsConfig>& f);
 };

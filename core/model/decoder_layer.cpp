@@ -69,29 +69,39 @@ void DecoderLayer::declare_sublayer(
     s.p = spec_->activation(name + ".mix_p", {bounds.own_tokens(), sources + 1}, stats);
     std::vector<ActId> reads(bank_.begin(), bank_.begin() + sources);
     reads.push_back(cur);
-    spec_->step(name + ".mix", reads, {s.h, s.p}, [this, &s, reads](Tape& t) {
-      const WeightLease query = t.weight(s.mix.query), norm = t.weight(s.mix.norm);
-      AttnResForward op{.h = t.out(s.h),
-                        .p = t.out(s.p),
-                        .sources = {},
-                        .query = query.view().reshaped({options_.hidden}),
-                        .norm = norm.view(),
-                        .eps = options_.eps};
-      for (const ActId r : reads)
-        op.sources.push_back(t.in(r));
-      t.run(op);
-    });
+    spec_->step(
+        name + ".mix",
+        reads,
+        {s.h, s.p},
+        [this, &s, reads](Tape& t) {
+          const WeightLease query = t.weight(s.mix.query), norm = t.weight(s.mix.norm);
+          AttnResForward op{.h = t.out(s.h),
+                            .p = t.out(s.p),
+                            .sources = {},
+                            .query = query.view().reshaped({options_.hidden}),
+                            .norm = norm.view(),
+                            .eps = options_.eps};
+          for (const ActId r : reads)
+            op.sources.push_back(t.in(r));
+          t.run(op);
+        },
+        StepKind::cheap);
   }
   s.n = spec_->activation(name + ".normed", shape, compute);
   s.inv_rms = spec_->activation(name + ".norm_inv_rms", {bounds.own_tokens()}, stats);
-  spec_->step(name + ".norm", {s.h}, {s.n, s.inv_rms}, [this, &s](Tape& t) {
-    const WeightLease w = t.weight(s.norm);
-    t.run(RmsNormForward{.y = t.out(s.n),
-                         .inv_rms = t.out(s.inv_rms),
-                         .x = t.in(s.h),
-                         .weight = w.view(),
-                         .eps = options_.eps});
-  });
+  spec_->step(
+      name + ".norm",
+      {s.h},
+      {s.n, s.inv_rms},
+      [this, &s](Tape& t) {
+        const WeightLease w = t.weight(s.norm);
+        t.run(RmsNormForward{.y = t.out(s.n),
+                             .inv_rms = t.out(s.inv_rms),
+                             .x = t.in(s.h),
+                             .weight = w.view(),
+                             .eps = options_.eps});
+      },
+      StepKind::cheap);
   s.y = spec_->activation(name + ".output", shape, compute);
   declare_module(s, name, bounds);
 }
@@ -107,6 +117,7 @@ void DecoderLayer::declare_module(Sublayer& s, const std::string& name, const Bo
     slices_->gather(t.out(s.all_n), t.in(s.n), t.stream());
   });
   s.module->declare(*spec_, bounds, s.all_n, s.share);
+  spec_->forward_only(s.n);
   spec_->never_save(s.share);
   spec_->step(name + ".sum", {s.share}, {s.y}, [this, &s](Tape& t) {
     slices_->sum_to_own(t.out(s.y), t.in(s.share), t.stream());
@@ -128,20 +139,28 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   if (r.attn_starts_block) {
     mid_ = attn_.y;
   } else {
+    spec_->forward_only(attn_.y);
     mid_ = spec_->activation("cur.mid", shape, compute);
-    spec_->step("cur.mid", {cur_in_, attn_.y}, {mid_}, [this](Tape& t) {
-      t.run(Add{.y = t.out(mid_), .a = t.in(cur_in_), .b = t.in(attn_.y)});
-    });
+    spec_->step(
+        "cur.mid",
+        {cur_in_, attn_.y},
+        {mid_},
+        [this](Tape& t) { t.run(Add{.y = t.out(mid_), .a = t.in(cur_in_), .b = t.in(attn_.y)}); },
+        StepKind::cheap);
   }
   declare_sublayer(channel_, "mlp_block", static_cast<std::int64_t>(bank_.size()), mid_, bounds);
   if (r.mlp_starts_block) {
     spec_->always_save(mid_);
     out_ = channel_.y;
   } else {
+    spec_->forward_only(channel_.y);
     out_ = spec_->activation("cur.out", shape, compute);
-    spec_->step("cur.out", {mid_, channel_.y}, {out_}, [this](Tape& t) {
-      t.run(Add{.y = t.out(out_), .a = t.in(mid_), .b = t.in(channel_.y)});
-    });
+    spec_->step(
+        "cur.out",
+        {mid_, channel_.y},
+        {out_},
+        [this](Tape& t) { t.run(Add{.y = t.out(out_), .a = t.in(mid_), .b = t.in(channel_.y)}); },
+        StepKind::cheap);
   }
   spec_->always_save(out_);
   spec_->plan(policy);

@@ -191,9 +191,11 @@ MeshConfig mesh_config(const config::ParallelConfig& parallel) {
 
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
   const auto& words = activations.recompute;
-  if (words.size() == 1 && words.front() == "full") return {.all = true, .patterns = {}};
+  if (words.size() == 1 && words.front() == "full") return {.all = true};
   if (words.size() == 1 && words.front() == "none") return {};
-  return {.all = false, .patterns = words};
+  RecomputePolicy policy{.patterns = words};
+  policy.cheap = std::erase(policy.patterns, "selective") > 0;
+  return policy;
 }
 
 std::vector<config::Finding> recompute_findings(Model& model,

@@ -22,7 +22,8 @@ ModelOptions model_options(const config::Config& config);
 /// The degrees of section `parallel`; without parallel.dp all ranks that the other axes leave.
 MeshConfig mesh_config(const config::ParallelConfig& parallel);
 
-/// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns.
+/// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns; among them "selective" for
+/// what costs no product.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
 /// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for `bounds`, any
 /// that fit its layout.

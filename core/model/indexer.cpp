@@ -73,20 +73,26 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
   tape.step("indexer.k_raw", {x_}, {k_raw_}, [this](Tape& p) {
     linear(p, p.out(k_raw_), p.in(x_), wk_);
   });
-  tape.step("indexer.k", {k_raw_}, {k_, k_mean_, k_inv_std_}, [this](Tape& p) {
-    const WeightLease weight = p.weight(k_norm_weight_), bias = p.weight(k_norm_bias_);
-    const TensorView k = p.out(k_);
-    p.run(LayerNormForward{.y = k,
-                           .mean = p.out(k_mean_),
-                           .inv_std = p.out(k_inv_std_),
-                           .x = p.in(k_raw_),
-                           .weight = weight.view(),
-                           .bias = bias.view(),
-                           .eps = options_.norm_eps});
-    rotate(p, k.reshaped({k.dim(0), 1, k.dim(1)}), false);
-  });
+  tape.step(
+      "indexer.k",
+      {k_raw_},
+      {k_, k_mean_, k_inv_std_},
+      [this](Tape& p) {
+        const WeightLease weight = p.weight(k_norm_weight_), bias = p.weight(k_norm_bias_);
+        const TensorView k = p.out(k_);
+        p.run(LayerNormForward{.y = k,
+                               .mean = p.out(k_mean_),
+                               .inv_std = p.out(k_inv_std_),
+                               .x = p.in(k_raw_),
+                               .weight = weight.view(),
+                               .bias = bias.view(),
+                               .eps = options_.norm_eps});
+        rotate(p, k.reshaped({k.dim(0), 1, k.dim(1)}), false);
+      },
+      StepKind::cheap);
   all_k_ = k_;
   if (context_ != nullptr) {
+    tape.forward_only(k_);
     all_k_ = tape.activation("indexer.all_k", {t * context_->size(), n}, compute);
     tape.step("indexer.all_k", {k_}, {all_k_}, [this](Tape& p) {
       context_->gather(p.out(all_k_), p.in(k_), p.stream());

@@ -84,6 +84,7 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
     Stream3& s = qkv_[i];
     s.raw = tape.activation(raw[i], {tokens, p}, compute);
     s.out = tape.activation(out[i], {tokens, p}, compute);
+    if (i < 2) tape.forward_only(s.out);  // the core's queries and keys are those of attn.prepare
     tape.step(raw[i], {x_}, {s.raw}, [this, i](Tape& t) {
       linear(t, t.out(qkv_[i].raw), t.in(x_), qkv_[i].proj);
     });
@@ -93,14 +94,19 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
     const Stream3& s = qkv_[i];
     std::vector<ActId> reads{s.raw};
     if (halo_.valid()) reads.push_back(halo_);
-    tape.step(out[i], reads, {s.out}, [this, i](Tape& t) {
-      const WeightLease w = t.weight(qkv_[i].conv);
-      t.run(ShortConvForward{.y = t.out(qkv_[i].out),
-                             .x = t.in(qkv_[i].raw),
-                             .w = w.view().reshaped({w.view().dim(0), options_.conv_kernel}),
-                             .history = history(t, i),
-                             .cu_seqlens = t.sequence().cu});
-    });
+    tape.step(
+        out[i],
+        reads,
+        {s.out},
+        [this, i](Tape& t) {
+          const WeightLease w = t.weight(qkv_[i].conv);
+          t.run(ShortConvForward{.y = t.out(qkv_[i].out),
+                                 .x = t.in(qkv_[i].raw),
+                                 .w = w.view().reshaped({w.view().dim(0), options_.conv_kernel}),
+                                 .history = history(t, i),
+                                 .cu_seqlens = t.sequence().cu});
+        },
+        StepKind::cheap);
   }
   f_inner_ = tape.activation("attn.f_inner", {tokens, options_.head_dim}, compute);
   z_ = tape.activation("attn.z", {tokens, p}, compute);
@@ -124,26 +130,28 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
   beta_ = tape.activation("attn.beta", {tokens, options_.heads}, stats);
   q_rstd_ = tape.activation("attn.q_rstd", {tokens, options_.heads}, stats);
   k_rstd_ = tape.activation("attn.k_rstd", {tokens, options_.heads}, stats);
-  tape.step("attn.prepare",
-            {qkv_[0].out, qkv_[1].out, z_, beta_logit_},
-            {q_, k_, g_decay_, beta_, q_rstd_, k_rstd_},
-            [this](Tape& t) {
-              const WeightLease a_log = t.weight(a_log_), dt_bias = t.weight(dt_bias_);
-              const Shape shape = heads3(t.in(z_).dim(0));
-              t.run(KdaPrepareForward{.q = t.out(q_),
-                                      .k = t.out(k_),
-                                      .g = t.out(g_decay_),
-                                      .beta = t.out(beta_),
-                                      .q_rstd = t.out(q_rstd_),
-                                      .k_rstd = t.out(k_rstd_),
-                                      .q_raw = t.in(qkv_[0].out).reshaped(shape),
-                                      .k_raw = t.in(qkv_[1].out).reshaped(shape),
-                                      .z = t.in(z_).reshaped(shape),
-                                      .beta_logit = t.in(beta_logit_),
-                                      .a_log = own_heads(a_log.view()),
-                                      .dt_bias = dt_bias.view(),
-                                      .g_min = options_.gate_lower_bound});
-            });
+  tape.step(
+      "attn.prepare",
+      {qkv_[0].out, qkv_[1].out, z_, beta_logit_},
+      {q_, k_, g_decay_, beta_, q_rstd_, k_rstd_},
+      [this](Tape& t) {
+        const WeightLease a_log = t.weight(a_log_), dt_bias = t.weight(dt_bias_);
+        const Shape shape = heads3(t.in(z_).dim(0));
+        t.run(KdaPrepareForward{.q = t.out(q_),
+                                .k = t.out(k_),
+                                .g = t.out(g_decay_),
+                                .beta = t.out(beta_),
+                                .q_rstd = t.out(q_rstd_),
+                                .k_rstd = t.out(k_rstd_),
+                                .q_raw = t.in(qkv_[0].out).reshaped(shape),
+                                .k_raw = t.in(qkv_[1].out).reshaped(shape),
+                                .z = t.in(z_).reshaped(shape),
+                                .beta_logit = t.in(beta_logit_),
+                                .a_log = own_heads(a_log.view()),
+                                .dt_bias = dt_bias.view(),
+                                .g_min = options_.gate_lower_bound});
+      },
+      StepKind::cheap);
   std::vector<ActId> reads{q_, k_, qkv_[2].out, g_decay_, beta_};
   if (context_ != nullptr) {
     declare_states(tape);
@@ -182,16 +190,21 @@ void KdaAttention::declare_output(TapeSpec& tape, std::int64_t tokens, ActId y) 
   }
   normed_ = tape.activation("attn.normed", {tokens, p}, compute);
   inv_rms_ = tape.activation("attn.inv_rms", {tokens, options_.heads}, precision_.stats);
-  tape.step("attn.norm", {o_, gate_}, {normed_, inv_rms_}, [this](Tape& t) {
-    const WeightLease w = t.weight(o_norm_);
-    const Shape shape = t.in(o_).shape();
-    t.run(GatedRmsNormForward{.y = t.out(normed_).reshaped(shape),
-                              .inv_rms = t.out(inv_rms_),
-                              .x = t.in(o_),
-                              .gate = t.in(gate_).reshaped(shape),
-                              .weight = w.view(),
-                              .eps = options_.eps});
-  });
+  tape.step(
+      "attn.norm",
+      {o_, gate_},
+      {normed_, inv_rms_},
+      [this](Tape& t) {
+        const WeightLease w = t.weight(o_norm_);
+        const Shape shape = t.in(o_).shape();
+        t.run(GatedRmsNormForward{.y = t.out(normed_).reshaped(shape),
+                                  .inv_rms = t.out(inv_rms_),
+                                  .x = t.in(o_),
+                                  .gate = t.in(gate_).reshaped(shape),
+                                  .weight = w.view(),
+                                  .eps = options_.eps});
+      },
+      StepKind::cheap);
   tape.step("attn.out", {normed_}, {y}, [this, y](Tape& t) {
     linear(t, t.out(y), t.in(normed_), o_proj_);
   });

@@ -109,14 +109,19 @@ void MlaAttention::declare_query(TapeSpec& tape, std::int64_t tokens) {
     tape.step("attn.qa_raw", {x_}, {qa_raw_}, [this](Tape& t) {
       linear(t, t.out(qa_raw_), t.in(x_), q_a_);
     });
-    tape.step("attn.qa", {qa_raw_}, {qa_, qa_inv_rms_}, [this](Tape& t) {
-      const WeightLease w = t.weight(q_a_norm_);
-      t.run(RmsNormForward{.y = t.out(qa_),
-                           .inv_rms = t.out(qa_inv_rms_),
-                           .x = t.in(qa_raw_),
-                           .weight = w.view(),
-                           .eps = options_.latent_eps});
-    });
+    tape.step(
+        "attn.qa",
+        {qa_raw_},
+        {qa_, qa_inv_rms_},
+        [this](Tape& t) {
+          const WeightLease w = t.weight(q_a_norm_);
+          t.run(RmsNormForward{.y = t.out(qa_),
+                               .inv_rms = t.out(qa_inv_rms_),
+                               .x = t.in(qa_raw_),
+                               .weight = w.view(),
+                               .eps = options_.latent_eps});
+        },
+        StepKind::cheap);
   } else {
     qa_ = x_;
   }
@@ -147,14 +152,19 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
       rotate(t, kr.reshaped({kr.dim(0), 1, dr}), 0, false);
     });
   }
-  tape.step("attn.c", {c_raw_}, {c_, c_inv_rms_}, [this](Tape& t) {
-    const WeightLease w = t.weight(kv_a_norm_);
-    t.run(RmsNormForward{.y = t.out(c_),
-                         .inv_rms = t.out(c_inv_rms_),
-                         .x = t.in(c_raw_),
-                         .weight = w.view(),
-                         .eps = options_.latent_eps});
-  });
+  tape.step(
+      "attn.c",
+      {c_raw_},
+      {c_, c_inv_rms_},
+      [this](Tape& t) {
+        const WeightLease w = t.weight(kv_a_norm_);
+        t.run(RmsNormForward{.y = t.out(c_),
+                             .inv_rms = t.out(c_inv_rms_),
+                             .x = t.in(c_raw_),
+                             .weight = w.view(),
+                             .eps = options_.latent_eps});
+      },
+      StepKind::cheap);
   declare_all_keys(tape, tokens);
   tape.step("attn.kvb", {all_c_}, {kvb_}, [this](Tape& t) {
     const TensorView kvb = t.out(kvb_);
@@ -169,6 +179,7 @@ void MlaAttention::declare_all_keys(TapeSpec& tape, std::int64_t tokens) {
   if (context_ == nullptr) return;
   const std::int64_t all = tokens * context_->size();
   const auto gather = [&](const char* name, ActId own, std::int64_t width) {
+    tape.forward_only(own);
     const ActId id = tape.activation(name, {all, width}, precision_.compute);
     tape.step(name, {own}, {id}, [this, own, id](Tape& t) {
       context_->gather(t.out(id), t.in(own), t.stream());
@@ -190,10 +201,15 @@ void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
   kv_ = all_c_;
   if (dr > 0) {
     kv_ = tape.activation("attn.kv", {keys_, ckv + dr}, compute);
-    tape.step("attn.kv", {all_c_, all_kr_}, {kv_}, [this](Tape& t) {
-      if (!gathers()) return;
-      t.run(ConcatColumns{.y = t.out(kv_), .a = keys(t, all_c_), .b = keys(t, all_kr_)});
-    });
+    tape.step(
+        "attn.kv",
+        {all_c_, all_kr_},
+        {kv_},
+        [this](Tape& t) {
+          if (!gathers()) return;
+          t.run(ConcatColumns{.y = t.out(kv_), .a = keys(t, all_c_), .b = keys(t, all_kr_)});
+        },
+        StepKind::cheap);
   }
   q_latent_ = tape.activation("attn.q_latent", {tokens, h, ckv + dr}, compute);
   tape.step("attn.q_latent", {query_}, {q_latent_}, [this, ckv, dr](Tape& t) {
@@ -267,17 +283,23 @@ void MlaAttention::declare_attention(TapeSpec& tape, std::int64_t tokens, ActId 
         "attn.gate", {x_}, {gate_}, [this](Tape& t) { linear(t, t.out(gate_), t.in(x_), g_); });
     gate_reads.push_back(gate_);
   }
-  tape.step("attn.gated", gate_reads, {gated_}, [this](Tape& t) {
-    const ConstTensorView o = t.in(o_).reshaped(t.out(gated_).shape());
-    if (!options_.output_gate) {
-      t.run(Cast{.y = t.out(gated_), .x = o});
-      return;
-    }
-    const bool same = o.dtype() == t.out(gated_).dtype();
-    const TensorView wide = same ? t.out(gated_) : t.temp(o.shape(), o.dtype(), "attn.gated.wide");
-    t.run(SigmoidGateForward{.y = wide, .x = o, .gate = t.in(gate_)});
-    if (!same) t.run(Cast{.y = t.out(gated_), .x = wide});
-  });
+  tape.step(
+      "attn.gated",
+      gate_reads,
+      {gated_},
+      [this](Tape& t) {
+        const ConstTensorView o = t.in(o_).reshaped(t.out(gated_).shape());
+        if (!options_.output_gate) {
+          t.run(Cast{.y = t.out(gated_), .x = o});
+          return;
+        }
+        const bool same = o.dtype() == t.out(gated_).dtype();
+        const TensorView wide =
+            same ? t.out(gated_) : t.temp(o.shape(), o.dtype(), "attn.gated.wide");
+        t.run(SigmoidGateForward{.y = wide, .x = o, .gate = t.in(gate_)});
+        if (!same) t.run(Cast{.y = t.out(gated_), .x = wide});
+      },
+      StepKind::cheap);
   tape.step("attn.out", {gated_}, {y}, [this, y](Tape& t) {
     linear(t, t.out(y), t.in(gated_), o_proj_);
   });

@@ -30,10 +30,17 @@ void GatedMlp::declare_inner(TapeSpec& tape,
   tape.step(prefix + "gate_up", {x}, {pre_}, [this](Tape& p) {
     linear(p, p.out(pre_), p.in(x_), gate_up_);
   });
-  tape.step(prefix + "glu", {pre_}, {h_}, [this](Tape& p) {
-    p.run(GluForward{
-        .h = p.out(h_), .gate_up = p.in(pre_), .row_count = {}, .activation = options_.activation});
-  });
+  tape.step(
+      prefix + "glu",
+      {pre_},
+      {h_},
+      [this](Tape& p) {
+        p.run(GluForward{.h = p.out(h_),
+                         .gate_up = p.in(pre_),
+                         .row_count = {},
+                         .activation = options_.activation});
+      },
+      StepKind::cheap);
 }
 
 void GatedMlp::add_output(Tape& tape, TensorView y, bool accumulate) {

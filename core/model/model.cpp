@@ -150,31 +150,41 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
     p_ = tail_spec_->activation("output.mix_p", {bounds.own_tokens(), final_bank_ + 1}, stats);
     std::vector<ActId> reads = tail_bank_;
     reads.push_back(tail_cur_);
-    tail_spec_->step("output.mix", reads, {h_, p_}, [this, reads](Tape& t) {
-      const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
-      AttnResForward op{.h = t.out(h_),
-                        .p = t.out(p_),
-                        .sources = {},
-                        .query = query.view().reshaped({options_.hidden}),
-                        .norm = norm.view(),
-                        .eps = options_.eps};
-      for (const ActId r : reads)
-        op.sources.push_back(t.in(r));
-      t.run(op);
-    });
+    tail_spec_->step(
+        "output.mix",
+        reads,
+        {h_, p_},
+        [this, reads](Tape& t) {
+          const WeightLease query = t.weight(output_mix_.query), norm = t.weight(output_mix_.norm);
+          AttnResForward op{.h = t.out(h_),
+                            .p = t.out(p_),
+                            .sources = {},
+                            .query = query.view().reshaped({options_.hidden}),
+                            .norm = norm.view(),
+                            .eps = options_.eps};
+          for (const ActId r : reads)
+            op.sources.push_back(t.in(r));
+          t.run(op);
+        },
+        StepKind::cheap);
     tail_spec_->always_save(h_);  // the MTP module reads it
   }
   n_ = tail_spec_->activation("output.normed", shape, compute);
   inv_rms_ = tail_spec_->activation("output.inv_rms", {bounds.own_tokens()}, stats);
   dn_ = tail_spec_->activation("loss.gradient", shape, compute);
-  tail_spec_->step("output.norm", {h_}, {n_, inv_rms_}, [this](Tape& t) {
-    const WeightLease w = t.weight(norm_);
-    t.run(RmsNormForward{.y = t.out(n_),
-                         .inv_rms = t.out(inv_rms_),
-                         .x = t.in(h_),
-                         .weight = w.view(),
-                         .eps = options_.eps});
-  });
+  tail_spec_->step(
+      "output.norm",
+      {h_},
+      {n_, inv_rms_},
+      [this](Tape& t) {
+        const WeightLease w = t.weight(norm_);
+        t.run(RmsNormForward{.y = t.out(n_),
+                             .inv_rms = t.out(inv_rms_),
+                             .x = t.in(h_),
+                             .weight = w.view(),
+                             .eps = options_.eps});
+      },
+      StepKind::cheap);
   tail_spec_->always_save(n_);
   // The loss adds to accumulators and to the head's gradient: it happens once.
   tail_spec_->step(

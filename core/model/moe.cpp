@@ -143,9 +143,13 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
   std::vector<ActId> reads = parts;
   if (exchange_ != nullptr) {
     a_.here_u = tape.activation("moe.here_u", {tokens_here_, l}, compute);
-    tape.step("moe.combine_here", parts, {a_.here_u}, [this](Tape& p) {
-      combine_here(p, p.out(a_.here_u), p.in(a_.ye), sorted_rows(p));
-    });
+    tape.forward_only(a_.here_u);
+    tape.step(
+        "moe.combine_here",
+        parts,
+        {a_.here_u},
+        [this](Tape& p) { combine_here(p, p.out(a_.here_u), p.in(a_.ye), sorted_rows(p)); },
+        StepKind::cheap);
     reads = {a_.here_u, a_.plan};
     if (a_.returned.valid()) reads.push_back(a_.returned);
   }
@@ -172,14 +176,19 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     if (options_.latent_norm) {
       a_.un = tape.activation("moe.un", {tokens, options_.latent}, compute);
       a_.u_inv_rms = tape.activation("moe.u_inv_rms", {tokens}, precision_.stats);
-      tape.step("moe.norm", {a_.u}, {a_.un, a_.u_inv_rms}, [this](Tape& p) {
-        const WeightLease w = p.weight(latent_norm_);
-        p.run(RmsNormForward{.y = p.out(a_.un),
-                             .inv_rms = p.out(a_.u_inv_rms),
-                             .x = p.in(a_.u),
-                             .weight = w.view(),
-                             .eps = options_.eps});
-      });
+      tape.step(
+          "moe.norm",
+          {a_.u},
+          {a_.un, a_.u_inv_rms},
+          [this](Tape& p) {
+            const WeightLease w = p.weight(latent_norm_);
+            p.run(RmsNormForward{.y = p.out(a_.un),
+                                 .inv_rms = p.out(a_.u_inv_rms),
+                                 .x = p.in(a_.u),
+                                 .weight = w.view(),
+                                 .eps = options_.eps});
+          },
+          StepKind::cheap);
     }
     reads = {a_.un};
   }

@@ -75,18 +75,36 @@ void MoeLayer::declare_experts(TapeSpec& tape) {
   if (exchange_ == nullptr) a_.here_z = a_.all_z;
   if (exchange_ == nullptr && options_.rows != RowFormat::plain) {
     a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
-    tape.step("moe.round", {a_.all_z}, {a_.here_z}, [this](Tape& p) {
-      round_rows(p, p.out(a_.here_z), p.in(a_.all_z));
-    });
+    tape.step(
+        "moe.round",
+        {a_.all_z},
+        {a_.here_z},
+        [this](Tape& p) { round_rows(p, p.out(a_.here_z), p.in(a_.all_z)); },
+        StepKind::cheap);
   }
   a_.xs = tape.activation("moe.xs", {rows, l}, compute);
   a_.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
   a_.h = tape.activation("moe.h", {rows, f}, compute);
   a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
-  tape.step("moe.dispatch", {a_.here_z, a_.token_of_row, a_.offsets}, {a_.xs}, [this](Tape& p) {
-    arrive(p, ExchangeWay::dispatch);  // of a replay
-    p.run(dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
-  });
+  // Backward reads the sorted rows and the product before the activation; further passes fetch their rows again.
+  std::vector<ActId> passing{a_.here_z, a_.h, a_.ye};
+  if (exchange_ == nullptr || !exchange_->may_take_passes()) {
+    passing.push_back(a_.z);
+    passing.push_back(a_.all_z);
+  }
+  for (const ActId id : passing) {
+    if (id.index != a_.x.index) tape.forward_only(id);
+  }
+  tape.step(
+      "moe.dispatch",
+      {a_.here_z, a_.token_of_row, a_.offsets},
+      {a_.xs},
+      [this](Tape& p) {
+        arrive(p, ExchangeWay::dispatch);  // of a replay
+        p.run(
+            dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
+      },
+      StepKind::cheap);
   tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up, a_.h}, [this](Tape& p) {
     // The product is written where backward will read it: kept now, or replayed then, when nobody asks for h.
     gate_and_activate(p,

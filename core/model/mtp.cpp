@@ -53,20 +53,30 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
     embedding_.forward(t, slices_, t.sequence().mtp_tokens, t.out(e_));
   });
   const auto norm_step = [this](const char* name, ActId x, ActId y, ActId rho, StorageId weight) {
-    front_->step(name, {x}, {y, rho}, [this, x, y, rho, weight](Tape& t) {
-      const WeightLease w = t.weight(weight);
-      t.run(RmsNormForward{.y = t.out(y),
-                           .inv_rms = t.out(rho),
-                           .x = t.in(x),
-                           .weight = w.view(),
-                           .eps = options_.eps});
-    });
+    front_->step(
+        name,
+        {x},
+        {y, rho},
+        [this, x, y, rho, weight](Tape& t) {
+          const WeightLease w = t.weight(weight);
+          t.run(RmsNormForward{.y = t.out(y),
+                               .inv_rms = t.out(rho),
+                               .x = t.in(x),
+                               .weight = w.view(),
+                               .eps = options_.eps});
+        },
+        StepKind::cheap);
   };
   norm_step("mtp.enorm", e_, en_, e_inv_rms_, enorm_);
   norm_step("mtp.hnorm", hidden_, hn_, h_inv_rms_, hnorm_);
-  front_->step("mtp.concat", {en_, hn_}, {u_}, [this](Tape& t) {
-    t.run(ConcatColumns{.y = t.out(u_), .a = t.in(en_), .b = t.in(hn_)});
-  });
+  front_->forward_only(en_);
+  front_->forward_only(hn_);
+  front_->step(
+      "mtp.concat",
+      {en_, hn_},
+      {u_},
+      [this](Tape& t) { t.run(ConcatColumns{.y = t.out(u_), .a = t.in(en_), .b = t.in(hn_)}); },
+      StepKind::cheap);
   front_->step(
       "mtp.project", {u_}, {x_}, [this](Tape& t) { linear(t, t.out(x_), t.in(u_), eh_proj_); });
   front_->always_save(x_);
@@ -79,14 +89,19 @@ void MtpModule::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   n_ = back_->activation("mtp.normed", shape, compute);
   n_inv_rms_ = back_->activation("mtp.norm_inv_rms", row, stats);
   dn_ = back_->activation("loss.mtp_gradient", shape, compute);
-  back_->step("mtp.norm", {back_in_}, {n_, n_inv_rms_}, [this](Tape& t) {
-    const WeightLease w = t.weight(norm_);
-    t.run(RmsNormForward{.y = t.out(n_),
-                         .inv_rms = t.out(n_inv_rms_),
-                         .x = t.in(back_in_),
-                         .weight = w.view(),
-                         .eps = options_.eps});
-  });
+  back_->step(
+      "mtp.norm",
+      {back_in_},
+      {n_, n_inv_rms_},
+      [this](Tape& t) {
+        const WeightLease w = t.weight(norm_);
+        t.run(RmsNormForward{.y = t.out(n_),
+                             .inv_rms = t.out(n_inv_rms_),
+                             .x = t.in(back_in_),
+                             .weight = w.view(),
+                             .eps = options_.eps});
+      },
+      StepKind::cheap);
   back_->step(
       "mtp.loss",
       {n_},

@@ -90,28 +90,61 @@ void TapeSpec::never_save(ActId id) {
   activations_[static_cast<std::size_t>(id.index)].passing = true;
 }
 
+void TapeSpec::forward_only(ActId id) {
+  activations_[static_cast<std::size_t>(id.index)].forward_only = true;
+}
+
 void TapeSpec::plan(const RecomputePolicy& policy) {
   MOESAIC_CHECK(!planned_, "a tape is planned once");
   for (auto& a : activations_) {
-    if (a.is_input) continue;
-    MOESAIC_CHECK(a.producer >= 0, fmt::format("activation '{}' is never written", a.name));
-    const bool choice = steps_[static_cast<std::size_t>(a.producer)].kind == StepKind::chooses;
-    const bool named = policy.matches(a.name);
-    if (named && choice && !policy.all) {
+    if (!a.is_input) a.keep = choose(a, policy);
+  }
+  save_for_replays(policy);
+  for (auto& a : activations_) {
+    if (a.is_input || a.keep == Keep::recompute) continue;
+    a.offset = slot_bytes_;
+    slot_bytes_ += aligned(byte_size(a.dtype) * static_cast<std::size_t>(a.shape.numel()));
+  }
+  planned_ = true;
+}
+
+// For itself: without a look at what is replayed from it.
+Keep TapeSpec::choose(const Activation& a, const RecomputePolicy& policy) const {
+  MOESAIC_CHECK(a.producer >= 0, fmt::format("activation '{}' is never written", a.name));
+  const Step& producer = steps_[static_cast<std::size_t>(a.producer)];
+  if (producer.kind == StepKind::chooses) {
+    if (!policy.all && policy.matches(a.name)) {
       throw UsageError(
           fmt::format("activations.recompute names '{}', which the step '{}' chooses: it must be "
                       "saved, or backward "
                       "could choose otherwise than forward. Remove it from the list.",
                       a.name,
-                      steps_[static_cast<std::size_t>(a.producer)].name));
+                      producer.name));
     }
-    a.keep = (named || a.passing) && !choice && !a.pinned ? Keep::recompute : Keep::save;
-    if (a.keep == Keep::save) {
-      a.offset = slot_bytes_;
-      slot_bytes_ += aligned(byte_size(a.dtype) * static_cast<std::size_t>(a.shape.numel()));
-    }
+    return Keep::save;
   }
-  planned_ = true;
+  if (a.pinned) return Keep::save;
+  const bool named = policy.matches(a.name) || (policy.cheap && producer.kind == StepKind::cheap);
+  return named || a.passing || a.forward_only ? Keep::recompute : Keep::save;
+}
+
+// From the last step to the first: what a replay reads is replayed, or, where only the replay wants it, saved.
+void TapeSpec::save_for_replays(const RecomputePolicy& policy) {
+  std::vector<bool> is_needed(activations_.size(), false);  // by a replay
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    bool is_replayed = false;
+    for (const ActId w : step->writes) {
+      const auto i = static_cast<std::size_t>(w.index);
+      Activation& a = activations_[i];
+      if (a.forward_only && !a.passing && is_needed[i] && a.keep == Keep::recompute &&
+          !policy.matches(a.name) && !(policy.cheap && step->kind == StepKind::cheap))
+        a.keep = Keep::save;
+      if (a.keep == Keep::recompute && (is_needed[i] || !a.forward_only)) is_replayed = true;
+    }
+    if (!is_replayed) continue;
+    for (const ActId r : step->reads)
+      is_needed[static_cast<std::size_t>(r.index)] = true;
+  }
 }
 
 void WeightGradients::add(Backend& backend, std::function<void(Backend&)> work) {
@@ -175,8 +208,20 @@ ConstTensorView Tape::replaced_choice(const std::string& layer,
   return c.choices->replace({layer, c.micro_batch, first_token, is_shared, chosen}, stream());
 }
 
+std::vector<std::string> Tape::saved_in_vain() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < asked_for_.size(); ++i) {
+    const auto& a = spec_->activations()[i];
+    if (a.is_input || a.pinned || a.keep != Keep::save || asked_for_[i]) continue;
+    const auto& producer = spec_->steps()[static_cast<std::size_t>(a.producer)];
+    if (producer.kind != StepKind::chooses) names.push_back(a.name);
+  }
+  return names;
+}
+
 ConstTensorView Tape::in(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
+  if (!asked_for_.empty()) asked_for_[i] = true;
   const auto& a = spec_->activations()[i];
   if (a.is_input) return bound_[i];
   if (a.keep == Keep::save) return saved_view(id);
@@ -222,6 +267,7 @@ bool Tape::is_wanted(ActId id) const {
 
 void Tape::forward(RunContext& context) {
   context_ = &context;
+  asked_for_.clear();
   replays_ = 0;
   const Arena::Mark mark(context.transient);
   for (const auto& step : spec_->steps())
@@ -233,6 +279,7 @@ void Tape::forward(RunContext& context) {
 void Tape::backward(RunContext& context, const std::function<void()>& body) {
   context_ = &context;
   auto mark = std::make_unique<Arena::Mark>(context.transient);
+  asked_for_.assign(spec_->activations().size(), false);
   body();
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
     context.weight_gradients.hold(std::move(mark));

@@ -32,13 +32,15 @@ struct HostId {
 };
 
 /// compute: a pure function of what it reads; may be replayed in backward.
+/// cheap: the same without a product of matrices or an exchange between ranks.
 /// chooses: selects, counts or negotiates; never replayed, so all its outputs are saved.
-enum class StepKind : std::uint8_t { compute, chooses };
+enum class StepKind : std::uint8_t { compute, cheap, chooses };
 
 /// Names the activations whose values are computed again in backward instead of saved: patterns with * for any text,
-/// matched against names like "attn.q" or "moe.gate_up". `all` names every one that may be.
+/// matched against names like "attn.q" or "moe.gate_up". `all` names every one that may be, `cheap` what cheap steps write.
 struct RecomputePolicy {
   bool all = false;
+  bool cheap = false;
   std::vector<std::string> patterns;
   bool matches(const std::string& name) const;
 };
@@ -64,6 +66,8 @@ class TapeSpec {
   void always_save(ActId id);
   /// An activation that backward does not read: never saved. Not for what a choosing step writes.
   void never_save(ActId id);
+  /// Backward does not read it: saved only where something is replayed from it and the policy does not name it, too.
+  void forward_only(ActId id);
   /// Decides what is saved and assigns its place in a slot. Throws UsageError when a pattern names an activation that a
   /// choosing step writes, InternalError when a step reads what no earlier step wrote.
   void plan(const RecomputePolicy& policy);
@@ -73,7 +77,7 @@ class TapeSpec {
     std::string name;
     Shape shape;
     DType dtype = DType::f32;
-    bool is_input = false, pinned = false, passing = false;
+    bool is_input = false, pinned = false, passing = false, forward_only = false;
     bool is_read = false;  // by a step
     Keep keep = Keep::save;
     std::size_t offset = 0;
@@ -95,6 +99,9 @@ class TapeSpec {
   std::vector<Activation> activations_;
   std::vector<Step> steps_;
   std::vector<std::function<std::shared_ptr<void>()>> host_values_;
+  Keep choose(const Activation& activation, const RecomputePolicy& policy) const;
+  void save_for_replays(const RecomputePolicy& policy);
+
   std::size_t slot_bytes_ = 0;
   bool planned_ = false;
 };
@@ -202,6 +209,8 @@ class Tape {
     std::optional<Arena::Mark> mark_;
   };
   int replays() const noexcept { return replays_; }
+  /// What was saved for nothing: the names that the last backward did not ask for. Neither choices nor what is always saved.
+  std::vector<std::string> saved_in_vain() const;
 
  private:
   TensorView saved_view(ActId id) const;
@@ -212,7 +221,8 @@ class Tape {
   std::vector<ConstTensorView> bound_;
   std::vector<std::shared_ptr<void>> host_values_;
   RunContext* context_ = nullptr;
-  ActId replayed_;  // what the running replay is for
+  ActId replayed_;               // what the running replay is for
+  std::vector<bool> asked_for_;  // in the last backward
   int replays_ = 0;
   int scopes_ = 0;
 };

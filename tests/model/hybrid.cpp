@@ -217,8 +217,11 @@ StepResult run_step(const StepPlan& plan) {
   result.scratch_high_water = owner.scratch().high_water_bytes();
   result.slot_bytes = slot_bytes;
   for (const auto& m : micro) {
-    for (const Tape& tape : m.layers)
+    for (const Tape& tape : m.layers) {
       result.replays += tape.replays();
+      for (const std::string& name : tape.saved_in_vain())
+        result.saved_in_vain.push_back(name);
+    }
   }
   if (dry) return result;
   if (is_f64) {

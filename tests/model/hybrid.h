@@ -39,6 +39,7 @@ struct StepResult {
   std::vector<std::byte> gradients, losses, buffers, hidden;
   std::size_t transient_high_water = 0, scratch_high_water = 0, slot_bytes = 0;
   int replays = 0;
+  std::vector<std::string> saved_in_vain;  ///< by the layers' backward
   double objective = 0;  ///< f64 only: cross-entropy, MTP, balance and router losses as trained
   double slope = 0;      ///< f64 only: its derivative along the direction, from the gradients
 };

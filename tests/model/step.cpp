@@ -65,6 +65,22 @@ TEST_CASE("recomputed activations give the bits of saved ones") {
   }
 }
 
+TEST_CASE("selective recomputation keeps the bits, and replays no product") {
+  const StepResult full = run_step({.policy = {.all = true}}),
+                   selective = run_step({.policy = {.cheap = true}});
+  require_same(selective, reference());
+  CHECK(selective.replays > 0);
+  CHECK(selective.replays < full.replays);
+  CHECK(selective.slot_bytes > full.slot_bytes);
+  CHECK(selective.slot_bytes < reference().slot_bytes);
+  require_same(run_step({.policy = {.cheap = true, .patterns = {"mlp.*"}}}), reference());
+}
+
+TEST_CASE("nothing is saved that backward does not read") {
+  for (const RecomputePolicy& policy : {RecomputePolicy{}, RecomputePolicy{.cheap = true}})
+    CHECK(run_step({.policy = policy}).saved_in_vain == std::vector<std::string>());
+}
+
 TEST_CASE("deferred weight gradients have the bits of immediate ones") {
   require_same(run_step({.weight_gradients = WeightGradients::Mode::deferred}), reference());
   require_same(

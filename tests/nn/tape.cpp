@@ -142,6 +142,36 @@ TEST_CASE("a plan saves what no pattern names and what is pinned or chosen") {
   CHECK(chain.spec.slot_bytes() == 3 * 256);
 }
 
+// a (cheap) -> b -> c, of which backward reads c alone.
+TEST_CASE("what backward does not read is saved where a replay needs it, as near as can be") {
+  const auto saved = [](const RecomputePolicy& policy) {
+    TapeSpec spec;
+    const ActId x = spec.input("x", {1}, DType::f64), a = spec.activation("a", {1}, DType::f64),
+                b = spec.activation("b", {1}, DType::f64),
+                c = spec.activation("c", {1}, DType::f64);
+    spec.step(
+        "a", {x}, {a}, [](Tape&) {}, StepKind::cheap);
+    spec.step("b", {a}, {b}, [](Tape&) {});
+    spec.step(
+        "c", {b}, {c}, [](Tape&) {}, StepKind::cheap);
+    spec.forward_only(a);
+    spec.forward_only(b);
+    spec.plan(policy);
+    std::string names;
+    for (const auto& activation : spec.activations()) {
+      if (!activation.is_input && activation.keep == Keep::save) names += activation.name;
+    }
+    return names;
+  };
+  CHECK(saved({}) == "c");
+  CHECK(saved({.patterns = {"c"}}) == "b");
+  CHECK(saved({.patterns = {"b", "c"}}) == "a");
+  CHECK(saved({.cheap = true}) == "b");
+  CHECK(saved({.patterns = {"a", "b"}}) == "c");
+  CHECK(saved({.cheap = true, .patterns = {"b"}}).empty());
+  CHECK(saved({.all = true}).empty());
+}
+
 TEST_CASE("a pattern that names a choice is refused with its name") {
   Chain chain;
   std::string message;
