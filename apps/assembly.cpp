@@ -84,6 +84,7 @@ DeviceCommOptions device_comm_options(const config::Config& config) {
                            ? Reduction::library
                            : Reduction::ordered,
           .share_gpu = config.comm.share_gpu,
+          .ranks_per_node = static_cast<int>(config.comm.ranks_per_node.value_or(0)),
           .activity = activity_of_thread()};
 }
 

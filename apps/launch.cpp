@@ -1,5 +1,6 @@
 #include "apps/launch.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -81,6 +82,18 @@ int ranks_per_node(const config::Config& config, const RankPlace& place) {
              most = place.world.all_reduce_host(std::int64_t{here}, ReduceOp::max);
   // A rank that counts as a node of its own is right for any placement.
   return least == most ? here : 1;
+}
+
+std::unique_ptr<Watchdog> make_watchdog(const config::CommConfig& comm,
+                                        const Activity& activity,
+                                        const std::string& closing) {
+  if (comm.watchdog_s == 0) return nullptr;
+  return std::make_unique<Watchdog>(
+      activity,
+      Watchdog::Options{.limit_s = comm.watchdog_s,
+                        .long_limit_s = std::max(comm.watchdog_s, comm.first_step_s),
+                        .rank = launcher_rank(),
+                        .closing = closing});
 }
 
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body) {

@@ -1,8 +1,10 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/watchdog.h"
 #include "core/config/config.h"
 
 namespace moesaic::apps {
@@ -29,6 +31,12 @@ int ranks_per_node(const config::Config& config, const RankPlace& place);
 /// error's exit code and one message: rank 0's, or another rank's when rank 0 stays silent for two seconds. A launcher
 /// that MPI does not know is refused with exit code 2 (comm/launch_check.h).
 int run_ranks(const CommOptions& options, const std::function<int(const RankPlace&)>& body);
+
+/// Made before MPI starts, to be there until after it has ended: both may wait for ever. Null when comm.watchdog_s is 0.
+/// `closing`: the last line of its message, what to do next.
+std::unique_ptr<Watchdog> make_watchdog(const config::CommConfig& comm,
+                                        const Activity& activity,
+                                        const std::string& closing);
 
 /// Runs `prepare` before MPI starts; its errors are printed by rank 0 alone. Returns an exit code, 0 = go on.
 int run_before_mpi(const std::function<void()>& prepare);

@@ -443,24 +443,6 @@ void TrainRun::refuse_bad_numbers() const {
                              : fmt::format("steps {} to {}", step - limit + 1, step)));
 }
 
-namespace {
-
-// From before MPI starts until after it has ended: both may wait for ever.
-std::unique_ptr<Watchdog> make_watchdog(const config::CommConfig& comm, const Activity& activity) {
-  if (comm.watchdog_s == 0) return nullptr;
-  return std::make_unique<Watchdog>(
-      activity,
-      Watchdog::Options{
-          .limit_s = comm.watchdog_s,
-          .long_limit_s = std::max(comm.watchdog_s, comm.first_step_s),
-          .rank = launcher_rank(),
-          .closing = fmt::format("this ends the run with exit code {} (comm.watchdog_s); the same "
-                                 "command continues from the newest checkpoint",
-                                 static_cast<int>(ExitCode::watchdog))});
-}
-
-}  // namespace
-
 int run_training(const std::function<config::LoadedConfig()>& load,
                  const std::string& resume,
                  bool fallback,
@@ -481,7 +463,12 @@ int run_training(const std::function<config::LoadedConfig()>& load,
   Activity activity;
   options.activity = &activity;
   const ActivityOfThread here(&activity);
-  const auto watchdog = make_watchdog(loaded.config.comm, activity);
+  const auto watchdog = make_watchdog(
+      loaded.config.comm,
+      activity,
+      fmt::format("this ends the run with exit code {} (comm.watchdog_s); the same command "
+                  "continues from the newest checkpoint",
+                  static_cast<int>(ExitCode::watchdog)));
   return run_ranks(options, [&](const RankPlace& place) {
     require_same_start(place.world, loaded, resume + (fallback ? " --fallback" : ""));
     TrainRun run(loaded, choice, place, watchdog.get(), style);

@@ -122,14 +122,19 @@ void add_a2a(CLI::App& bench, Action& action) {
   verb->add_option("--device", o->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  verb->add_flag("--share-gpu", o->share_gpu, "Ranks may share a GPU (they take turns)");
+  verb->add_flag(
+      "--share-gpu",
+      o->share_gpu,
+      "Ranks may share a GPU (they take turns); posed nodes then meet through the network");
   verb->add_option("--threads", o->num_threads, "Threads of the CPU backend, per rank")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   verb->add_flag("--json", o->json, "One JSON object in place of the table");
   verb->footer(
       "Example:\n  mpirun -np 8 --oversubscribe moesaic bench a2a --ranks-per-node 2 --experts "
-      "896\n");
+      "896\n  mpirun -np 4 moesaic bench a2a --device cuda --share-gpu --ranks-per-node 2   # on "
+      "two "
+      "GPUs, as two nodes of two\n");
   verb->callback([&action, o, dtype] {
     action = [o, dtype] {
       o->dtype = dtype_from_name(*dtype);

@@ -31,15 +31,20 @@ void add_layouts(CLI::App& selftest, Action& action) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "A JSON array in place of the table");
   verb->footer(
-      "Computes on the CPU, in f64 unless run.precision is among the arguments. A row per layout: "
-      "the largest relative\ndifferences of the first step's losses, gradient norm and gradients, "
+      "Computes in f64 unless run.precision is among the arguments, and on the CPU unless "
+      "run.device=cuda is, which takes\na rank of mpirun per GPU (comm.share_gpu=true: several). "
+      "A row per layout: the largest relative\ndifferences of the first step's losses, gradient "
+      "norm and gradients, "
       "of later losses and norms, and of the last weights.\nIn f32 and bf16 every layout takes the "
       "choices of the run on one rank (experts of tokens, keys of sparse attention),\nand `differ` "
       "says how many of its own would have been others. Exit code 1 when a difference is above its "
       "bound,\nwhich is printed and follows from the type and the depth.\n\n"
       "Examples:\n  moesaic selftest layouts configs/quickstart.yaml --ranks 4\n"
       "  moesaic selftest layouts my.yaml run.precision=bf16 --ranks 8 --sample 20\n"
-      "  mpirun -np 8 moesaic selftest layouts my.yaml --layouts \"dp=8,ep=4\"\n");
+      "  mpirun -np 8 moesaic selftest layouts my.yaml --layouts \"dp=8,ep=4\"\n"
+      "  mpirun -np 2 moesaic selftest layouts my.yaml run.device=cuda run.precision=bf16\n"
+      "  mpirun -np 4 moesaic selftest layouts my.yaml run.device=cuda comm.share_gpu=true "
+      "comm.ranks_per_node=2   # two GPUs as two nodes\n");
   verb->callback([&action, options, arguments] {
     options->config = arguments->path;
     options->overrides = arguments->overrides;

@@ -10,6 +10,8 @@ namespace moesaic {
 struct DeviceCommOptions {
   Reduction reduction = Reduction::ordered;
   bool share_gpu = false;  ///< several ranks may use one device (they take turns; for tests)
+  /// With `share_gpu`: so many consecutive ranks pose as a node, and meet those of others through the network; 0 = none do.
+  int ranks_per_node = 0;
   /// Where exchanges between devices are noted for the watchdog, as in CommOptions; may be null.
   Activity* activity = nullptr;
 };

@@ -80,7 +80,8 @@ class A2aRun {
   A2aRun(const A2aOptions& options, const apps::RankPlace& place)
       : o_(options), host_(place.world), device_(device_of(options, place)) {
     if (device_ != kCpu)
-      on_device_ = make_device_communicator(host_, device_, {.share_gpu = o_.share_gpu});
+      on_device_ = make_device_communicator(
+          host_, device_, {.share_gpu = o_.share_gpu, .ranks_per_node = o_.ranks_per_node});
     const FoundGrid found = find_node_grid(&host_, o_.ranks_per_node, node_name());
     grid_ = found.grid;
     grid_reason_ = found.reason;

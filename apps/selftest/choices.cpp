@@ -50,6 +50,13 @@ const ChoiceRecord::Rows& ChoiceRecord::at(int step,
   return it->second;
 }
 
+std::size_t ChoiceRecord::most_bytes() const {
+  std::size_t most = 0;
+  for (const auto& [key, rows] : rows_)
+    most = std::max(most, rows.values.size() * sizeof(std::int32_t));
+  return most;
+}
+
 std::string ChoiceRecord::bytes() const {
   std::string all;
   for (const auto& [key, rows] : rows_) {
@@ -101,7 +108,6 @@ ConstTensorView ChoiceReplay::replace(const Choice& choice, Stream& stream) {
   }
   // The stream has passed whatever read the last one.
   const std::size_t bytes = choice.chosen.bytes();
-  if (given_.bytes() < bytes) given_ = Buffer(bytes, choice.chosen.device(), "given choices");
   const Buffer staging(std::max<std::size_t>(1, bytes), kCpu, "given choices, host");
   const TensorView host = staging.view(choice.chosen.shape(), DType::i32),
                    view = given_.view(choice.chosen.shape(), DType::i32);

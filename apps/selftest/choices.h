@@ -20,6 +20,8 @@ class ChoiceRecord {
   void add(int step, const std::string& layer, std::int64_t micro_batch, Rows rows);
   /// Throws InternalError when the run made no such choice.
   const Rows& at(int step, const std::string& layer, std::int64_t micro_batch) const;
+  /// Of the longest choice of a layer.
+  std::size_t most_bytes() const;
   /// For other processes.
   std::string bytes() const;
   static ChoiceRecord read(const std::string& bytes);
@@ -41,11 +43,14 @@ class ChoiceRecorder final : public ChoiceObserver {
 };
 
 /// Puts the choices of a record in the place of a rank's own, and counts where these differ. What ranks choose alike counts
-/// once, on the rank with `counts_shared`.
+/// once, on the rank with `counts_shared`. All of its memory on `device` is taken at once: within a step that could wait for
+/// exchanges which wait for this rank.
 class ChoiceReplay final : public ChoiceObserver {
  public:
-  ChoiceReplay(const ChoiceRecord& record, bool counts_shared)
-      : record_(record), counts_shared_(counts_shared) {}
+  ChoiceReplay(const ChoiceRecord& record, Device device, bool counts_shared)
+      : record_(record),
+        counts_shared_(counts_shared),
+        given_(record.most_bytes(), device, "given choices") {}
   void begin_step(int step) { step_ = step; }
   ConstTensorView replace(const Choice& choice, Stream& stream) override;
   std::int64_t choices() const noexcept { return choices_; }

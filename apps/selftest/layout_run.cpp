@@ -158,15 +158,18 @@ DType compute_type(const config::Config& config) {
 
 RunResult run_steps(const config::Config& config,
                     Communicator& world,
+                    Device device,
                     int steps,
                     const ChoiceUse& choices) {
   const Mesh mesh(mesh_config(config.parallel), world);
+  RunResult result;
   // They outlive the trainer, whose stream reads what they gave last.
   std::optional<ChoiceRecorder> recorder;
   std::optional<ChoiceReplay> replay;
   if (choices.record != nullptr) recorder.emplace(*choices.record);
-  if (choices.replay != nullptr) replay.emplace(*choices.replay, mesh.coordinate(Axis::tp) == 0);
-  Assembly assembly = assemble(config, true, kCpu, mesh.position());
+  if (choices.replay != nullptr)
+    replay.emplace(*choices.replay, device, mesh.coordinate(Axis::tp) == 0);
+  Assembly assembly = assemble(config, true, device, mesh.position());
   Trainer trainer({.config = &config,
                    .mesh = &mesh,
                    .ranks_per_node = static_cast<int>(config.comm.ranks_per_node.value_or(0)),
@@ -175,12 +178,12 @@ RunResult run_steps(const config::Config& config,
                    .optimizer = assembly.optimizer.get(),
                    .train = open_training_data(config),
                    .valid = nullptr,
-                   .device = kCpu,
+                   .device = device,
                    .recompute = recompute_policy(config.activations),
                    .stream_mode = Stream::Mode::worker});
   if (recorder) trainer.set_choices(&*recorder);
   if (replay) trainer.set_choices(&*replay);
-  RunResult result;
+  trainer.observe_paths(&result.kernels);
   if (recorder)
     result.start = put_together(own_weights(trainer, *assembly.params, trainer.stream()), world);
   for (int i = 0; i < steps; ++i) {
@@ -202,6 +205,7 @@ RunResult run_steps(const config::Config& config,
     result.choices = world.all_reduce_host(replay->choices(), ReduceOp::sum);
     result.differing = world.all_reduce_host(replay->differing(), ReduceOp::sum);
   }
+  trainer.observe_paths(nullptr);
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/path_log.h"
 #include "apps/selftest/choices.h"
 #include "comm/communicator.h"
 #include "core/base/dtype.h"
@@ -23,6 +24,7 @@ struct RunResult {
   WholeTensors start;      ///< before the first; of a run that records its choices
   std::int64_t choices = 0,
                differing = 0;  ///< made while others were replayed, and not among those
+  PathLog kernels;             ///< of this rank, where ops have several
 };
 
 /// What becomes of the choices of layers. Both null: they are left alone.
@@ -31,9 +33,11 @@ struct ChoiceUse {
   const ChoiceRecord* replay = nullptr;  ///< replaced by these
 };
 
-/// Trains `steps` steps of the configuration in its layout on the ranks of `world`, all of which call it.
+/// Trains `steps` steps of the configuration in its layout on the ranks of `world`, all of which call it, each on `device`,
+/// whose memory `world` exchanges.
 RunResult run_steps(const config::Config& config,
                     Communicator& world,
+                    Device device,
                     int steps,
                     const ChoiceUse& choices = {});
 /// The compute type in which such a run trains.

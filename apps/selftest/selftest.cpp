@@ -4,36 +4,50 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <iostream>
+#include <ostream>
+#include <set>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "apps/assembly.h"
 #include "apps/launch.h"
 #include "apps/selftest/comparison.h"
 #include "apps/selftest/layouts.h"
+#include "apps/selftest/table.h"
+#include "comm/device_communicator.h"
 #include "comm/launch_check.h"
+#include "core/base/activity.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
+#include "memory/buffer.h"
+#include "memory/device_hooks.h"
 
 namespace moesaic::apps::selftest {
 namespace {
 
 constexpr int kThreadsAlone = 4;  // without a launcher and --ranks
 
+bool on_gpus(const config::Config& config) {
+  return config.run.device == config::DeviceChoice::cuda;
+}
+
 config::Config load(const LayoutsOptions& options) {
-  // What the file says is about training; another precision must be asked for.
+  // What the file says is about training; another precision, or a GPU, must be asked for.
   std::vector<std::string> overrides = options.overrides;
-  for (const std::string& o : options.overrides) {
-    if (o.starts_with("run.device=") && o != "run.device=cpu")
-      throw UsageError(o + ": selftest layouts computes on the CPU; leave the key out");
-  }
-  if (std::none_of(overrides.begin(), overrides.end(), [](const std::string& o) {
-        return o.starts_with("run.precision=");
-      }))
-    overrides.emplace_back("run.precision=f64");
-  overrides.emplace_back("run.device=cpu");
-  return config::load_config(options.config, overrides).config;
+  const auto add_unless_given = [&](const std::string& key, const std::string& value) {
+    if (std::none_of(overrides.begin(), overrides.end(), [&](const std::string& o) {
+          return o.starts_with(key + "=");
+        }))
+      overrides.push_back(key + "=" + value);
+  };
+  add_unless_given("run.precision", "f64");
+  add_unless_given("run.device", "cpu");
+  config::Config config = config::load_config(options.config, overrides).config;
+  if (config.run.device == config::DeviceChoice::automatic)
+    throw UsageError(
+        "run.device=auto: selftest layouts computes on the CPU unless run.device=cuda is among "
+        "its arguments; allowed here: cpu, cuda");
+  return config;
 }
 
 std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& config, int ranks) {
@@ -41,135 +55,45 @@ std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& 
       options.layouts.empty() ? all_layouts(config, ranks) : parse_layouts(options.layouts);
   for (const Layout& layout : layouts) {
     if (layout.ranks() > ranks)
-      throw UsageError(
-          fmt::format("{} needs {} ranks, and there are {}: start them with --ranks {}",
-                      layout.name(),
-                      layout.ranks(),
-                      ranks,
-                      layout.ranks()));
+      throw UsageError(fmt::format("{} needs {} ranks, and there are {}: start them with {} {}",
+                                   layout.name(),
+                                   layout.ranks(),
+                                   ranks,
+                                   on_gpus(config) ? "mpirun -np" : "--ranks",
+                                   layout.ranks()));
     if (const std::string why = problem(config, layout); !why.empty())
       throw UsageError(fmt::format("{}: {}", layout.name(), why));
   }
   if (layouts.empty())
     throw UsageError(
-        ranks == 1 ? "one rank has one layout; give --ranks 4, or start it with mpirun -np 4"
-                   : fmt::format("the configuration has no layout on up to {} ranks but one rank; "
-                                 "is train.global_batch_size a multiple of 2?",
-                                 ranks));
+        ranks == 1 && on_gpus(config)
+            ? "one rank has one layout; start it with mpirun -np 2, a rank per GPU"
+        : ranks == 1
+            ? "one rank has one layout; give --ranks 4, or start it with mpirun -np 4"
+            : fmt::format("the configuration has no layout on up to {} ranks but one rank; "
+                          "is train.global_batch_size a multiple of 2?",
+                          ranks));
   if (options.sample > 0)
     layouts = sample(layouts, static_cast<std::size_t>(options.sample), options.seed);
   return layouts;
 }
 
-struct Row {
-  Layout layout;
-  Difference difference;
-  std::int64_t choices = 0, differing = 0;
-  double seconds = 0;
-  bool agrees = false;
-};
-
-/// Prints rows as they come, and what they came to.
-class Table {
- public:
-  Table(const LayoutsOptions& options,
-        DType compute,
-        const DifferenceBounds& bounds,
-        std::ostream& out)
-      : options_(options), compute_(compute), bounds_(bounds), out_(out) {}
-
-  void begin(std::size_t layouts) {
-    if (options_.json) return;
-    out_ << fmt::format(
-        "{} steps in {}, {} layouts against one rank; bounds: {:.1e} for the first step, {:.1e} "
-        "for "
-        "the losses and norms that follow, {:.1e} for the last weights\n",
-        options_.steps,
-        moesaic::name(compute_),
-        layouts,
-        bounds_.first,
-        bounds_.later,
-        bounds_.weights);
-    if (replays())
-      out_ << "every layout takes the choices of one rank; differ: so many of its own would have "
-              "been others\n";
-    out_ << fmt::format("{:<28}{:>6}{:>10}{:>10}{:>10}{:>10}{:>10}",
-                        "layout",
-                        "ranks",
-                        "loss",
-                        "norm",
-                        "gradient",
-                        "later",
-                        "weights");
-    if (replays()) out_ << fmt::format("{:>16}", "differ");
-    out_ << fmt::format("{:>8}\n", "s");
-  }
-  void add(const Row& row) {
-    rows_.push_back(row);
-    failed_ += row.agrees ? 0 : 1;
-    if (options_.json) return;
-    const Difference& d = row.difference;
-    out_ << fmt::format("{:<28}{:>6}{:>10.1e}{:>10.1e}{:>10.1e}{:>10.1e}{:>10.1e}",
-                        row.layout.name(),
-                        row.layout.ranks(),
-                        d.loss,
-                        d.grad_norm,
-                        d.gradient,
-                        d.later,
-                        d.weights);
-    if (replays()) out_ << fmt::format("{:>16}", fmt::format("{}/{}", row.differing, row.choices));
-    out_ << fmt::format("{:>8.1f}{}\n",
-                        row.seconds,
-                        row.agrees ? ""
-                                   : fmt::format("  DIFFERS: gradient of {}; later {}; weights {}",
-                                                 d.gradient_name,
-                                                 d.later_name,
-                                                 d.weights_name))
-         << std::flush;
-  }
-  int finish() {
-    if (options_.json) {
-      nlohmann::ordered_json all = nlohmann::ordered_json::array();
-      for (const Row& r : rows_) {
-        all.push_back({{"layout", r.layout.name()},
-                       {"ranks", r.layout.ranks()},
-                       {"loss", r.difference.loss},
-                       {"grad_norm", r.difference.grad_norm},
-                       {"gradient", r.difference.gradient},
-                       {"gradient_name", r.difference.gradient_name},
-                       {"later", r.difference.later},
-                       {"later_name", r.difference.later_name},
-                       {"weights", r.difference.weights},
-                       {"weights_name", r.difference.weights_name},
-                       {"choices_replayed", r.choices},
-                       {"choices_differing", r.differing},
-                       {"seconds", r.seconds},
-                       {"agrees", r.agrees}});
-      }
-      out_ << all.dump(1) << "\n";
-    } else {
-      out_ << fmt::format(
-          "{} of {} layouts agree with one rank\n", rows_.size() - failed_, rows_.size());
-    }
-    return failed_ == 0 ? 0 : static_cast<int>(ExitCode::internal);
-  }
-
- private:
-  bool replays() const { return compute_ != DType::f64; }
-
-  const LayoutsOptions& options_;
-  DType compute_;
-  DifferenceBounds bounds_;
-  std::ostream& out_;
-  std::vector<Row> rows_;
-  std::size_t failed_ = 0;
-};
-
 // Threads to take as ranks; 0: the ranks of the launcher, each process of which would do all the work of threads again.
-int threads_for(const LayoutsOptions& options) {
+int threads_for(const LayoutsOptions& options, const config::Config& config) {
   const Launch launch =
       read_launch([](const char* name) -> const char* { return std::getenv(name); });
   const bool alone = launch.by == Launch::By::nobody || launch.by == Launch::By::allocation;
+  if (on_gpus(config)) {
+    if (!alone && options.ranks == 0) return 0;
+    throw UsageError(fmt::format(
+        "run.device=cuda takes a process per GPU, and {}; start it with mpirun -np {} moesaic "
+        "selftest layouts {} … run.device=cuda, without --ranks (comm.share_gpu=true: several on "
+        "a GPU)",
+        options.ranks > 0 ? fmt::format("--ranks {} are threads of one process", options.ranks)
+                          : "this is one process",
+        std::max(2, options.ranks),
+        options.config));
+  }
   if (options.ranks == 0) return alone ? kThreadsAlone : 0;
   if (alone || launch.size == 1) return options.ranks;
   throw UsageError(
@@ -183,32 +107,56 @@ int threads_for(const LayoutsOptions& options) {
 /// Runs on all ranks; the result is that of the first one. Records and replays are filled in by who runs it.
 using RunLayout = std::function<RunResult(const Layout&, const ChoiceUse&)>;
 
+struct Ranks {
+  int number = 0;
+  bool prints = true;  ///< this one
+  std::string where;   ///< what they compute on
+};
+
+Layout one_rank() {
+  Layout alone;
+  alone.mesh.dp = 1;
+  return alone;
+}
+
+std::size_t bytes_in_use() {
+  std::size_t sum = 0;
+  for (const MemoryUse& use : memory_in_use())
+    sum += use.bytes;
+  return sum;
+}
+
 int compare_all(const LayoutsOptions& options,
                 const config::Config& config,
-                int ranks,
-                bool prints,
+                const Ranks& ranks,
                 const RunLayout& run,
                 std::ostream& out) {
-  const std::vector<Layout> layouts = choose(options, config, ranks);
+  const std::vector<Layout> layouts = choose(options, config, ranks.number);
   std::ostream nowhere(nullptr);
   const DType compute = compute_type(config);
   const DifferenceBounds bounds = bounds_for(config, compute, options.steps);
-  Table table(options, compute, bounds, prints ? out : nowhere);
+  Table table({.steps = options.steps,
+               .compute = compute,
+               .where = ranks.where,
+               .bounds = bounds,
+               .json = options.json},
+              ranks.prints ? out : nowhere);
   table.begin(layouts.size());
-  Layout alone;
-  alone.mesh.dp = 1;
   // Rounding must not send a token elsewhere; in f64 it does not.
   ChoiceRecord record;
   const bool replays = compute != DType::f64;
-  const RunResult one = run(alone, {replays ? &record : nullptr, nullptr});
+  const RunResult one = run(one_rank(), {replays ? &record : nullptr, nullptr});
+  table.one_rank_took(one.kernels);
   const ChoiceUse use{nullptr, replays ? &record : nullptr};
+  const std::size_t in_use = bytes_in_use();
   for (const Layout& layout : layouts) {
     const auto start = std::chrono::steady_clock::now();
     const RunResult result = run(layout, use);
     Row row;
     row.layout = layout;
     row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (prints) {
+    row.kernels = result.kernels;
+    if (ranks.prints) {
       row.difference = compare(result, one);
       row.choices = result.choices;
       row.differing = result.differing;
@@ -217,8 +165,100 @@ int compare_all(const LayoutsOptions& options,
       row.agrees = true;  // the first rank judges
     }
     table.add(row);
+    if (const std::size_t left = bytes_in_use(); left != in_use)
+      throw InternalError(fmt::format(
+          "{} left {} bytes allocated, which were {} before it", layout.name(), left, in_use));
   }
   return table.finish();
+}
+
+int compare_on_threads(const LayoutsOptions& options,
+                       const config::Config& config,
+                       int threads,
+                       std::ostream& out) {
+  const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
+    RunResult first;
+    const config::Config laid = in_layout(config, layout);
+    run_local_ranks(layout.ranks(), [&](Communicator& world) {
+      RunResult result = run_steps(laid, world, kCpu, options.steps, choices);
+      if (world.rank() == 0) first = std::move(result);
+    });
+    return first;
+  };
+  return compare_all(options, config, {threads, true, "the CPU"}, run, out);
+}
+
+// "2 x NVIDIA H200 over NCCL 2.28.3", "2 x NVIDIA H200 shared by 4 ranks over NCCL 2.28.3, as nodes of 2". All ranks call it.
+std::string where_text(const config::Config& config, Communicator& world, Device device) {
+  if (device == kCpu) return "the CPU";
+  const auto uuids = world.all_gather_host(cuda::device_uuid(device));
+  const std::set<std::string> different(uuids.begin(), uuids.end());
+  const auto ranks = static_cast<std::size_t>(world.size());
+  std::string text = fmt::format("{} x {}", different.size(), cuda::device_name(device));
+  if (different.size() < ranks) text += fmt::format(" shared by {} ranks", ranks);
+  if (ranks > 1) text += " over NCCL " + device_communicator_version();
+  const std::int64_t per_node = config.comm.ranks_per_node.value_or(0);
+  if (per_node > 0 && per_node < world.size()) text += fmt::format(", as nodes of {}", per_node);
+  return text;
+}
+
+// The first ranks of `world` train, as many as the layout has; the others wait for them. Groups of ranks are made, and given
+// back, by all ranks in one order.
+RunResult run_on_first(Communicator& world,
+                       const config::Config& laid,
+                       int ranks,
+                       Device device,
+                       int steps,
+                       const ChoiceUse& choices) {
+  RunResult result;
+  {
+    const bool takes_part = world.rank() < ranks;
+    // All of them, too: what a group keeps for its exchanges goes with it.
+    const auto part = world.split(takes_part ? 0 : -1, world.rank());
+    if (takes_part) result = run_steps(laid, *part, device, steps, choices);
+  }
+  world.barrier();
+  if (choices.record != nullptr) {  // of the first rank, which was alone
+    std::string bytes = choices.record->bytes();
+    world.broadcast_host(bytes, 0);
+    *choices.record = ChoiceRecord::read(bytes);
+  }
+  return result;
+}
+
+int compare_on_ranks(const LayoutsOptions& options,
+                     const config::Config& config,
+                     std::ostream& out) {
+  Activity activity;
+  const ActivityOfThread here(&activity);
+  CommOptions comm;
+  std::unique_ptr<Watchdog> watchdog;
+  if (on_gpus(config)) {
+    comm.activity = &activity;
+    watchdog = make_watchdog(config.comm,
+                             activity,
+                             "this ends the test with exit code 124 (comm.first_step_s, and "
+                             "comm.watchdog_s, which is 0 to wait for ever)");
+  }
+  return run_ranks(comm, [&](const RankPlace& place) {
+    const PeriodScope period("comparing layouts", true);
+    const Device device = resolve_device(in_layout(config, one_rank()), &place.world);
+    std::unique_ptr<Communicator> between_devices;
+    if (device != kCpu)
+      between_devices = make_device_communicator(place.world, device, device_comm_options(config));
+    Communicator& world = between_devices ? *between_devices : place.world;
+    const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
+      return run_on_first(
+          world, in_layout(config, layout), layout.ranks(), device, options.steps, choices);
+    };
+    const int code =
+        compare_all(options,
+                    config,
+                    {world.size(), world.rank() == 0, where_text(config, world, device)},
+                    run,
+                    out);
+    return static_cast<int>(world.all_reduce_host(std::int64_t{code}, ReduceOp::max));
+  });
 }
 
 }  // namespace
@@ -227,40 +267,12 @@ int run_layouts(const LayoutsOptions& options, std::ostream& out) {
   config::Config config;
   int threads = 0;
   const int problem = run_before_mpi([&] {
-    threads = threads_for(options);
     config = load(options);
+    threads = threads_for(options, config);
   });
   if (problem != 0) return problem;
-  if (threads > 0) {
-    const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
-      RunResult first;
-      const config::Config laid = in_layout(config, layout);
-      run_local_ranks(layout.ranks(), [&](Communicator& world) {
-        RunResult result = run_steps(laid, world, options.steps, choices);
-        if (world.rank() == 0) first = std::move(result);
-      });
-      return first;
-    };
-    return compare_all(options, config, threads, true, run, out);
-  }
-  return run_ranks({}, [&](const RankPlace& place) {
-    Communicator& world = place.world;
-    const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
-      const bool takes_part = world.rank() < layout.ranks();
-      const auto part = world.split(takes_part ? 0 : -1, world.rank());
-      RunResult result;
-      if (takes_part) result = run_steps(in_layout(config, layout), *part, options.steps, choices);
-      world.barrier();
-      if (choices.record != nullptr) {  // of the first rank, which was alone
-        std::string bytes = choices.record->bytes();
-        world.broadcast_host(bytes, 0);
-        *choices.record = ChoiceRecord::read(bytes);
-      }
-      return result;
-    };
-    const int code = compare_all(options, config, world.size(), world.rank() == 0, run, out);
-    return static_cast<int>(world.all_reduce_host(std::int64_t{code}, ReduceOp::max));
-  });
+  return threads > 0 ? compare_on_threads(options, config, threads, out)
+                     : compare_on_ranks(options, config, out);
 }
 
 }  // namespace moesaic::apps::selftest

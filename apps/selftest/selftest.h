@@ -18,7 +18,8 @@ struct LayoutsOptions {
 };
 
 /// Trains the same steps on one rank and in every layout and compares (bounds.h): in f64 unless an override says
-/// run.precision; then every layout takes the choices of the run on one rank. Returns the exit code: 0 = all agree.
+/// run.precision; then every layout takes the choices of the run on one rank. On the CPU unless an override says
+/// run.device=cuda; then each of the ranks of mpirun has a GPU. Layouts of fewer ranks take the first ones. Returns the exit code: 0 = all agree.
 int run_layouts(const LayoutsOptions& options, std::ostream& out);
 
 }  // namespace moesaic::apps::selftest

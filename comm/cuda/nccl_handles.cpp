@@ -1,6 +1,5 @@
 #include "comm/cuda/nccl_handles.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <map>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "comm/machine_identity.h"
 #include "memory/cuda/check.h"
 
 namespace moesaic::cuda {
@@ -29,6 +29,21 @@ std::string bus_id(Device device) {
 // What the user has set stands.
 void set_default(const char* variable, const std::string& value) {
   setenv(variable, value.c_str(), 0);
+}
+
+void refuse_shared(const std::vector<RankSite>& ranks) {
+  std::map<std::string, std::size_t> first_user;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::string place = ranks[r].host + " " + ranks[r].device;
+    const auto [user, is_new] = first_user.emplace(place, r);
+    if (is_new) continue;
+    throw UsageError(
+        fmt::format("ranks {} and {} would use the same GPU ({}); start one rank per GPU, or set "
+                    "comm.share_gpu=true to let them take turns (slow, for tests)",
+                    user->second,
+                    r,
+                    place));
+  }
 }
 
 }  // namespace
@@ -103,31 +118,20 @@ void check_devices(Communicator& host, Device device, const DeviceCommOptions& o
         "several ranks");
   }
   const std::string name = host_name();
-  const auto all = host.all_gather_host(name + " " + bus_id(device));
-  std::map<std::string, int> users;  // of each device, by the ranks before this one
-  int before_me = 0;
-  bool is_shared = false, one_machine = true;
-  for (int r = 0; r < host.size(); ++r) {
-    const std::string& place = all[static_cast<std::size_t>(r)];
-    const int before = users[place]++;
-    if (r == host.rank()) before_me = before;
-    is_shared = is_shared || before > 0;
-    one_machine = one_machine && place.starts_with(name + " ");
-    if (before > 0 && !options.share_gpu) {
-      throw UsageError(
-          fmt::format("ranks {} and {} would use the same GPU ({}); start one rank per GPU, or set "
-                      "comm.share_gpu=true to let them take turns (slow, for tests)",
-                      std::find(all.begin(), all.end(), place) - all.begin(),
-                      r,
-                      place));
-    }
+  std::vector<RankSite> ranks;
+  bool one_machine = true;
+  for (const std::string& device_of_rank : host.all_gather_host(name + "\n" + bus_id(device))) {
+    const auto end = device_of_rank.find('\n');
+    ranks.push_back({device_of_rank.substr(0, end), device_of_rank.substr(end + 1)});
+    one_machine = one_machine && ranks.back().host == name;
   }
+  if (!options.share_gpu) refuse_shared(ranks);
   // Ordered reductions make no use of multicast; it would only take memory.
   set_default("NCCL_NVLS_ENABLE", "0");
-  if (!is_shared) return;
-  // NCCL refuses two ranks of one machine on one device. Ranks that share one say that they are on different machines,
-  // and meet through the network.
-  set_default("NCCL_HOSTID", fmt::format("{}/{}", name, before_me));
+  const std::string identity = machine_identities(
+      ranks, options.ranks_per_node, options.share_gpu)[static_cast<std::size_t>(host.rank())];
+  if (identity.empty()) return;
+  set_default("NCCL_HOSTID", identity);
   if (one_machine) {
     set_default("NCCL_SOCKET_IFNAME", "lo");
     set_default("NCCL_IB_DISABLE", "1");

@@ -53,7 +53,8 @@ constexpr std::int64_t kStagingBytes = std::int64_t{128} << 20;
 /// Refuses a library that is older than the one that this program was built with: what it lacks would be missed in the
 /// middle of a run.
 void check_version();
-/// Refuses ranks that share a device unless it is allowed, and then gives them identities with which NCCL accepts them.
+/// Refuses ranks that share a device unless it is allowed, and then gives them identities with which NCCL accepts them
+/// (comm/machine_identity.h); ranks that pose as nodes get one per node.
 /// Before the first call of NCCL; all ranks of `host` call it.
 void check_devices(Communicator& host, Device device, const DeviceCommOptions& options);
 

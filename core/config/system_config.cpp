@@ -186,7 +186,10 @@ void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
 
 void CommConfig::describe(Fields<CommConfig>& f) {
   using S = CommConfig;
-  f("ranks_per_node", &S::ranks_per_node, "Ranks that share a node.")
+  f("ranks_per_node",
+    &S::ranks_per_node,
+    "Consecutive ranks that share a node; lets ranks of one machine pose as nodes of so many. With "
+    "comm.share_gpu posed nodes of GPUs meet through the network.")
       .between(1, kMaxRanks)
       .default_is("null (from the launcher)");
   f("watchdog_s",

@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "comm/machine_identity.h"
 #include "tests/support/catch.h"
 
 namespace moesaic::apps {
@@ -67,6 +68,31 @@ TEST_CASE("ranks that may share GPUs are spread evenly") {
   CHECK(numbers({two, two, two, two, two}, true) == std::vector<int>{0, 1, 0, 1, 0});
   CHECK(numbers({{"a"}, {"a"}, {"a"}}, true) == std::vector<int>{0, 0, 0});
   CHECK(numbers({two, {"a"}, two}, true) == std::vector<int>{1, 0, 0});
+}
+
+TEST_CASE("ranks that pose as nodes of a machine have each GPU once per node") {
+  const std::vector<std::string> two{"a", "b"}, three{"a", "b", "c"};
+  const auto posed = [](const VisibleGpus& visible, int ranks_per_node) {
+    const std::vector<int> chosen = numbers(visible, true);
+    std::vector<RankSite> sites;
+    for (std::size_t r = 0; r < visible.size(); ++r)
+      sites.push_back({"m", visible[r][static_cast<std::size_t>(chosen[r])]});
+    std::set<std::string> machines;
+    const auto identities = machine_identities(sites, ranks_per_node, true);
+    for (std::size_t r = 0; r < sites.size(); ++r) {
+      // All of a node are on the machine of its first rank.
+      CHECK(identities[r] == identities[r / static_cast<std::size_t>(ranks_per_node) *
+                                        static_cast<std::size_t>(ranks_per_node)]);
+      machines.insert(identities[r]);
+    }
+    CHECK(machines.size() * static_cast<std::size_t>(ranks_per_node) == sites.size());
+    return chosen;
+  };
+  CHECK(posed({two, two, two, two}, 2) == std::vector<int>{0, 1, 0, 1});
+  CHECK(posed({two, two, two, two}, 1) == std::vector<int>{0, 1, 0, 1});
+  CHECK(posed({two, two, two, two, two, two, two, two}, 2) ==
+        std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1});
+  CHECK(posed({three, three, three, three, three, three}, 2) == std::vector<int>{0, 1, 2, 0, 1, 2});
 }
 
 TEST_CASE("whether the ranks of a machine see the same is told from the lists") {
