@@ -113,9 +113,13 @@ int run(int argc, char** argv) {
     return code(ExitCode::usage);
   }
   const std::string verb = chosen_verb(app);
-  if (std::find(std::begin(kVerbsOfRanks), std::end(kVerbsOfRanks), verb) ==
-      std::end(kVerbsOfRanks))
-    moesaic::apps::require_one_process(verb);
+  const bool takes_ranks = std::find(std::begin(kVerbsOfRanks), std::end(kVerbsOfRanks), verb) !=
+                           std::end(kVerbsOfRanks);
+  if (!takes_ranks) {
+    const int problem =
+        moesaic::apps::run_before_mpi([&] { moesaic::apps::require_one_process(verb); });
+    if (problem != 0) return problem;
+  }
   const int result = action();
   if (!std::cout.flush())
     throw moesaic::ResourceError(
