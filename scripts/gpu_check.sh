@@ -4,6 +4,7 @@
 # and of two models of 5 B parameters. Prints the time of every part and fails if any did. About seven minutes on 16 cores.
 # Installs nothing and needs no network. A test that finds no GPU fails.
 #   BENCH=0 scripts/gpu_check.sh      leaves the speed out
+#   LOGS=folder scripts/gpu_check.sh  leaves the output of every part in folder
 #   SANITIZE=1 scripts/gpu_check.sh   runs scripts/gpu_sanitize.sh, too (about ten minutes more)
 #   STRESS=1 scripts/gpu_check.sh     builds kernels that pause at random and repeats them a thousand times (five more)
 set -euo pipefail

@@ -1,11 +1,17 @@
 # Sourced by the scripts that check a GPU machine: runs parts side by side, each with a time limit and a log, and closes with a
 # table.
+# The logs are in the folder LOGS, which stays, or in one that goes at the end.
 #   start NAME LIMIT_S COMMAND…     in the background; the output goes to $logs/NAME.log
 #   alone NAME LIMIT_S COMMAND…     waits for all that runs, then runs with nothing beside it and shows its output
 #   succeeded NAME                  whether a part that has ended did
 #   finish                          waits, prints the logs of what failed and the table; status 1 if anything failed
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+if [ -n "${LOGS:-}" ]; then
+  logs=$LOGS
+  mkdir -p "$logs"
+else
+  logs=$(mktemp -d)
+  trap 'rm -rf "$logs"' EXIT
+fi
 part_names=()
 script_start=$SECONDS
 
