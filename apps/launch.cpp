@@ -5,42 +5,18 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
-#include <new>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "apps/failure.h"
 #include "comm/launch_check.h"
 #include "comm/mpi_environment.h"
 #include "core/base/error.h"
-#include "core/config/problem.h"
 
 namespace moesaic::apps {
-namespace {
-
-struct Failure {
-  int code = static_cast<int>(ExitCode::internal);
-  std::string what;
-  bool is_list = false;  ///< a list of problems that says by itself where they are
-};
-
-Failure describe(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const config::ConfigError& e) {
-    return {static_cast<int>(e.exit_code()), e.what(), true};
-  } catch (const Error& e) {
-    return {static_cast<int>(e.exit_code()), e.what()};
-  } catch (const std::bad_alloc&) {
-    return {static_cast<int>(ExitCode::resource), "out of host memory"};
-  } catch (const std::exception& e) {
-    return {static_cast<int>(ExitCode::internal), e.what()};
-  }
-}
-
-}  // namespace
 
 int launcher_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
@@ -67,9 +43,8 @@ int run_before_mpi(const std::function<void()>& prepare) {
     prepare();
     return 0;
   } catch (...) {
-    const Failure failure = describe(std::current_exception());
-    if (launcher_rank() == 0)
-      std::cerr << (failure.is_list ? "" : "moesaic: ") << failure.what << std::endl;
+    const Failure failure = describe_failure(std::current_exception());
+    if (launcher_rank() == 0) std::cerr << failure.text() << std::endl;
     return failure.code;
   }
 }
@@ -111,9 +86,9 @@ int run_ranks(const CommOptions& options, const std::function<int(const RankPlac
   try {
     return body({mpi.world(), mpi.local_rank(), mpi.local_size(), mpi.library_version()});
   } catch (...) {
-    const Failure failure = describe(std::current_exception());
+    const Failure failure = describe_failure(std::current_exception());
     if (mpi.size() == 1) {
-      std::cerr << "moesaic: " << failure.what << std::endl;
+      std::cerr << failure.text() << std::endl;
       return failure.code;
     }
     // abort() prints the message. When all ranks fail alike, rank 0 speaks and ends the others while they wait here.

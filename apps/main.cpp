@@ -2,19 +2,18 @@
 #include <exception>
 #include <iostream>
 #include <iterator>
-#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/failure.h"
 #include "apps/launch.h"
 #include "apps/verb.h"
 #include "apps/version.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
-#include "core/config/problem.h"
 
 namespace {
 
@@ -132,15 +131,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const moesaic::config::ConfigError& error) {
-    // Lines of the form file:line:column, which editors and terminals turn into links; no prefix.
-    std::cerr << error.what() << std::endl;
-    return code(error.exit_code());
-  } catch (const moesaic::Error& error) {
-    return fail(error.exit_code(), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(ExitCode::resource, "out of host memory");
-  } catch (const std::exception& error) {
-    return fail(ExitCode::internal, std::string("internal error: ") + error.what());
+  } catch (...) {
+    const moesaic::apps::Failure failure =
+        moesaic::apps::describe_failure(std::current_exception());
+    std::cerr << failure.text() << std::endl;
+    return failure.code;
   }
 }
