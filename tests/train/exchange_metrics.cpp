@@ -143,8 +143,12 @@ TEST_CASE("exchanges in chunks change no bit and move as much") {
   for (const char* sets : {"dispatch.exchange=flat",
                            "dispatch.exchange=flat parallel.ep=2",
                            "dispatch.exchange=pair",
+                           "dispatch.exchange=pair parallel.ep=2",
                            "dispatch.exchange=dense",
+                           "dispatch.exchange=dense parallel.ep=2",
                            "dispatch.exchange=hdense",
+                           "dispatch.exchange=hierarchical comm.ranks_per_node=1",
+                           "dispatch.exchange=hierarchical parallel.ep=2 comm.ranks_per_node=1",
                            "dispatch.exchange=hierarchical",
                            "dispatch.exchange=hierarchical dispatch.hierarchy=intra_first",
                            "dispatch.exchange=hierarchical dispatch.hierarchy=intra_first "
@@ -160,17 +164,19 @@ TEST_CASE("exchanges in chunks change no bit and move as much") {
                            "model.capacity_factor=1.0",
                            "parallel.ep=2 parallel.etp=2"}) {
     INFO(sets);
-    std::vector<std::string> plain{"comm.ranks_per_node=2"};
-    for (std::istringstream words(sets); words;) {
-      std::string set;
-      if (words >> set) plain.push_back(set);
-    }
+    std::vector<std::string> plain;
+    std::istringstream words(sets);
+    for (std::string set; words >> set;)
+      plain.push_back(set);
+    if (std::string(sets).find("ranks_per_node") == std::string::npos)
+      plain.emplace_back("comm.ranks_per_node=2");
     const JobResult one = run_job(exchange_config(plain), 4, 2);
-    for (const char* chunks : {"2", "4"}) {
+    const bool is_method = std::string(sets).find("dispatch.exchange=") == 0;
+    for (const int chunks : is_method ? std::vector<int>{2, 4} : std::vector<int>{3}) {
       INFO(chunks);
       auto beside = plain;
       beside.insert(beside.end(),
-                    {"dispatch.overlap=true", std::string("dispatch.chunks=") + chunks});
+                    {"dispatch.overlap=true", fmt::format("dispatch.chunks={}", chunks)});
       const JobResult parts = run_job(exchange_config(beside), 4, 2);
       CHECK(differences(one.states[0], parts.states[0]).empty());
       CHECK(same_numbers(one.stats[1], parts.stats[1]));
