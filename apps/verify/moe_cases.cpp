@@ -23,7 +23,7 @@ void moe_case(CaseRun& run) {
   run.expect("aux.weight", tape.in(a.weights));
   // Without a limit every assignment has a row; with one, those that were kept.
   std::vector<std::int64_t> kept;
-  for (const double row : run.download(tape.in(a.row_of_assignment)))
+  for (const double row : run.download(tape.in(a.here[0].row_of_assignment)))
     kept.push_back(row >= 0 ? 1 : 0);
   run.expect_exact("aux.kept", kept);
   run.expect("grad.in.x", layer.backward(run.load("cot.y")));

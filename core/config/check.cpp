@@ -600,6 +600,10 @@ class Checker {
   /// Further passes need counts on the host, and the memory of the pass before.
   void dispatch() {
     const DispatchConfig& dispatch = config_.dispatch;
+    if (dispatch.chunks > 1 && !dispatch.overlap)
+      add({"dispatch.chunks", "dispatch.overlap"},
+          "chunks one after the other only take longer: they are of use beside the experts' work; "
+          "allowed: 1, or overlap: true");
     if (dispatch.buffer_factor == 0) return;
     if (dispatch.exchange == Exchange::dense || dispatch.exchange == Exchange::hdense)
       add({"dispatch.buffer_factor", "dispatch.exchange"},

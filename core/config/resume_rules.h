@@ -114,6 +114,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"dispatch.buffer_factor", OnResume::logged, "exchange: auto may choose another method"},
     {"dispatch.checksum", OnResume::free, ""},
     {"dispatch.overlap", OnResume::free, ""},
+    {"dispatch.chunks", OnResume::logged, "on a GPU, sums are formed in another order"},
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},

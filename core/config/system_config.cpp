@@ -7,6 +7,7 @@ namespace {
 
 constexpr double kMaxRanks = 1 << 20;
 constexpr double kMaxChunks = 1 << 10;
+constexpr double kMaxExchangeChunks = 64;
 constexpr double kMaxCount = 1LL << 40;
 
 }  // namespace
@@ -99,6 +100,13 @@ void DispatchConfig::describe(Fields<DispatchConfig>& f) {
     "gradients back "
     "beside the larger of the experts' weight gradients. The same result, more memory for "
     "temporaries.");
+  f("chunks",
+    &S::chunks,
+    "Chunks in which the rows of a layer come to its experts and go back, in forward and backward, "
+    "so that some travel while the experts work at another; a rank gets an equal part of its rows "
+    "in each. Needs overlap. The same result; 1 = all at once.")
+      .between(1, kMaxExchangeChunks)
+      .example("4");
   f("checksum",
     &S::checksum,
     "Checks every message of the exchange by a checksum that its sender made, and ends the run "

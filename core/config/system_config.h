@@ -39,6 +39,7 @@ struct DispatchConfig {
   double buffer_factor = 0;  ///< 0 = for any routing
   bool checksum = false;
   bool overlap = false;
+  std::int64_t chunks = 1;
   static void describe(Fields<DispatchConfig>& f);
 };
 

@@ -125,13 +125,17 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
     declare_dispatch(tape);
     if (shared_ && beside) declare_shared(tape, bounds);
   } else {
-    a_.here_topk = a_.all_topk;
-    a_.here_weights = a_.all_weights;
+    a_.here.resize(1);
+    a_.here[0].topk = a_.all_topk;
+    a_.here[0].weights = a_.all_weights;
     tokens_here_ = expert_tokens_;
     copies_here_ = expert_tokens_ * options_.top_k;
   }
-  declare_sort(tape);
-  declare_experts(tape);
+  for (std::size_t chunk = 0; chunk < a_.here.size(); ++chunk) {
+    declare_sort(tape, chunk);
+    declare_experts(tape, chunk);
+    if (exchange_ != nullptr) declare_way_back(tape, chunk);
+  }
   declare_output(tape, bounds, y);
 }
 
@@ -139,23 +143,18 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
   const std::int64_t tokens = bounds.own_tokens(),
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
   const DType compute = precision_.compute;
-  const std::vector<ActId> parts{a_.ye, a_.here_weights, a_.row_of_assignment};
-  std::vector<ActId> reads = parts;
+  std::vector<ActId> reads;
   if (exchange_ != nullptr) {
-    a_.here_u = tape.activation("moe.here_u", {tokens_here_, l}, compute);
-    tape.forward_only(a_.here_u);
-    tape.step(
-        "moe.combine_here",
-        parts,
-        {a_.here_u},
-        [this](Tape& p) { combine_here(p, p.out(a_.here_u), p.in(a_.ye), sorted_rows(p)); },
-        StepKind::cheap);
-    reads = {a_.here_u, a_.plan};
+    reads.push_back(a_.plan);
     if (a_.returned.valid()) reads.push_back(a_.returned);
+    for (const Activations::Here& chunk : a_.here)
+      reads.push_back(chunk.sent.valid() ? chunk.sent : chunk.u);
+  } else {
+    reads = {a_.here[0].ye, a_.here[0].weights, a_.here[0].row_of_assignment};
   }
   const auto combine_all = [this](Tape& p, ActId u) {
     if (exchange_ != nullptr) return combine_exchanged(p, p.out(u));
-    combine_here(p, p.out(u), p.in(a_.ye), sorted_rows(p));
+    combine_here(p, p.out(u), p.in(a_.here[0].ye), sorted_rows(p, 0));
   };
   std::function<void(Tape&, ActId)> combine = combine_all;
   if (expert_slices_ != nullptr) {
@@ -257,8 +256,8 @@ TensorView MoeLayer::backward_experts(Tape& tape, ConstTensorView du, TensorView
 
 void MoeLayer::backward_all(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights) {
   if (exchange_ != nullptr) return backward_exchange(tape, du, dz, dweights);
-  const SortedRows sorted = sorted_rows(tape);
-  const ExpertInputs inputs{.xs = tape.in(a_.xs), .gate_up = tape.in(a_.gate_up)};
+  const SortedRows sorted = sorted_rows(tape, 0);
+  const ExpertInputs inputs = expert_inputs(tape, 0);
   if (options_.gradient_rows != RowFormat::plain) {
     const TensorView rounded = tape.temp(du.shape(), du.dtype(), "d moe.here_u");
     round_rows(tape, rounded, du);

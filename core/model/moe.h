@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <vector>
 
 #include "core/model/mlp.h"
 #include "core/model/options.h"
@@ -19,9 +20,10 @@ std::int64_t capacity_of(const MoeOptions& options, std::int64_t tokens);
 ///
 /// With expert parallelism (Bounds::exchange) a rank holds some of the experts: z travels to the ranks of its experts, which
 /// sort the rows that came and form their part of u; the parts are added up where the token is. Routing, balancing and the
-/// projections stay with the token. Where the buffers of the exchange do not hold the rows of any routing it may take several
-/// passes (ExchangeOptions::buffer_factor): the first one is like the only one; the others keep nothing and are computed again
-/// in backward, from z where the token is and through the same plan.
+/// projections stay with the token. Rows may come in chunks (ExchangeOptions::chunks), each with activations of its own, so
+/// that some travel while the experts work at others. Where the buffers of the exchange do not hold the rows of any routing it
+/// may take further passes (ExchangeOptions::buffer_factor), which keep nothing and are computed again in backward, from z
+/// where the token is and through the same plan.
 ///
 /// With Axis::etp the inner width of the experts is split: the ranks along it gather their z and choices (Bounds::
 /// expert_slices), all form their shares of u for all of them, and each receives the sum for its own tokens.
@@ -59,17 +61,21 @@ class MoeLayer : public Module {
 
   // --- activations, for tests and statistics
   struct Activations {
-    ActId x, logits, scores, topk, weights, cutoff, counts, kept, offsets, row_of_assignment,
-        token_of_row, z, xs, row_weight, gate_up, h, ye, u, u_inv_rms, un;
+    ActId x, logits, scores, topk, weights, cutoff, counts, kept, z, u, u_inv_rms, un;
     // Along Axis::etp together.
     ActId all_topk, all_weights, all_kept, all_z, all_u;
     ActId all_x, shared;  // of the shared experts, along Axis::tp
-    // Tokens at their experts: those of this rank, or what the exchange brought.
-    ActId plan, here_topk, here_weights, here_count, here_z, here_u;
-    ActId returned;  // parts of u from further passes
+    ActId plan;
+    ActId returned;  // parts of u that came back, where they are more than one pass's
+    /// Tokens at their experts: those of this rank, or what the exchange brought in one chunk.
+    struct Here {
+      ActId topk, weights, count, z, offsets, row_of_assignment, token_of_row, xs, gate_up, h, ye,
+          u, sent;
+    };
+    std::vector<Here> here;
   };
   const Activations& activations() const noexcept { return a_; }
-  /// Passes of the exchange beyond the first of each micro-batch, of all forward passes so far.
+  /// Passes of the exchange beyond the chunks of each micro-batch, of all forward passes so far.
   std::int64_t further_passes() const noexcept { return further_passes_; }
   /// A choice to replay in the next forward passes, i32 [T, k]; empty = choose.
   void set_given(ConstTensorView given) { given_ = given; }
@@ -96,8 +102,9 @@ class MoeLayer : public Module {
   void declare_departure(TapeSpec& tape);
   void declare_arrival(TapeSpec& tape);
   void declare_dispatch(TapeSpec& tape);
-  void declare_sort(TapeSpec& tape);
-  void declare_experts(TapeSpec& tape);
+  void declare_sort(TapeSpec& tape, std::size_t chunk);
+  void declare_experts(TapeSpec& tape, std::size_t chunk);
+  void declare_way_back(TapeSpec& tape, std::size_t chunk);
   void declare_output(TapeSpec& tape, const Bounds& bounds, ActId y);
   RouterLosses losses(Tape& tape) const;
   void count(Tape& tape);
@@ -113,14 +120,10 @@ class MoeLayer : public Module {
   struct ExpertInputs {
     ConstTensorView xs, gate_up;
   };
-  /// Where the first pass of backward reads, and z for the others.
-  struct FirstPass {
+  /// A chunk in backward: what forward left, and gradients [tokens here, …] that come, and that go back.
+  struct ChunkBackward {
     SortedRows sorted;
     ExpertInputs inputs;
-    ConstTensorView all_z;
-  };
-  /// [tokens here, …]: what came, and what goes back.
-  struct ArrivedGradients {
     TensorView du, dz, dweights;
   };
   /// Memory of a further pass.
@@ -129,8 +132,9 @@ class MoeLayer : public Module {
   };
   std::int64_t experts_here() const;
   std::int64_t row_width() const { return options_.latent > 0 ? options_.latent : options_.hidden; }
-  /// Of the first pass, from the tape.
-  SortedRows sorted_rows(Tape& tape) const;
+  /// Of a chunk, from the tape.
+  SortedRows sorted_rows(Tape& tape, std::size_t chunk) const;
+  ExpertInputs expert_inputs(Tape& tape, std::size_t chunk) const;
   /// rows as they arrive in fp8.
   void round_rows(Tape& tape, TensorView rounded, ConstTensorView rows) const;
   /// gate_up may be empty; without h it alone is formed.
@@ -152,9 +156,11 @@ class MoeLayer : public Module {
                      const std::function<void()>& done);
 
   // --- the exchange
-  /// Waits in the tape's stream for what went beside it.
-  void arrive(Tape& tape, ExchangeWay way) const {
-    if (exchange_ != nullptr) exchange_->arrive(plan_of(tape), way, tape.backend());
+  /// Waits in the tape's stream for the rows of a chunk that travel beside it.
+  void arrive(Tape& tape, std::size_t chunk) const {
+    if (exchange_ == nullptr) return;
+    exchange_->arrive(
+        plan_of(tape), ExchangeWay::dispatch, tape.backend(), static_cast<int>(chunk));
   }
   ExchangePlan& plan_of(Tape& tape) const { return tape.host<ExchangePlan>(plan_); }
   EnteredRows enter(ExchangePlan& plan,
@@ -162,6 +168,10 @@ class MoeLayer : public Module {
                     Arena& memory,
                     ConstTensorView rows,
                     RowFormat format) const;
+  void send_chunks(ExchangePlan& plan,
+                   Backend& way,
+                   const std::vector<TensorView>& to,
+                   const EnteredRows& from) const;
   PassMemory pass_memory(Tape& tape, TensorView xs) const;
   SortedRows bring(
       Tape& tape, int pass, const PassMemory& to, TensorView landing, const EnteredRows& z) const;
@@ -171,9 +181,14 @@ class MoeLayer : public Module {
   /// From du [tokens, l] to dz; fills dweights. With experts elsewhere through backward_exchange().
   void backward_all(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
   void backward_exchange(Tape& tape, ConstTensorView du, TensorView dz, TensorView dweights);
+  void backward_once(Tape& tape,
+                     const ChunkBackward& only,
+                     ConstTensorView du,
+                     TensorView dz,
+                     TensorView dweights);
   void backward_passes(Tape& tape,
-                       const FirstPass& first,
-                       const ArrivedGradients& here,
+                       const std::vector<ChunkBackward>& chunks,
+                       ConstTensorView all_z,
                        ConstTensorView du,
                        TensorView dz,
                        TensorView dweights);

@@ -9,37 +9,43 @@
 
 namespace moesaic {
 
-MoeLayer::SortedRows MoeLayer::sorted_rows(Tape& tape) const {
-  return {.weights = tape.in(a_.here_weights),
-          .count = a_.here_count.valid() ? tape.in(a_.here_count) : ConstTensorView(),
-          .offsets = tape.in(a_.offsets),
-          .row_of_assignment = tape.in(a_.row_of_assignment),
-          .token_of_row = tape.in(a_.token_of_row)};
+MoeLayer::SortedRows MoeLayer::sorted_rows(Tape& tape, std::size_t chunk) const {
+  const Activations::Here& here = a_.here[chunk];
+  return {.weights = tape.in(here.weights),
+          .count = here.count.valid() ? tape.in(here.count) : ConstTensorView(),
+          .offsets = tape.in(here.offsets),
+          .row_of_assignment = tape.in(here.row_of_assignment),
+          .token_of_row = tape.in(here.token_of_row)};
 }
 
-void MoeLayer::declare_sort(TapeSpec& tape) {
-  a_.offsets = tape.activation("moe.offsets", {experts_here() + 1}, DType::i32);
-  a_.row_of_assignment =
+MoeLayer::ExpertInputs MoeLayer::expert_inputs(Tape& tape, std::size_t chunk) const {
+  return {.xs = tape.in(a_.here[chunk].xs), .gate_up = tape.in(a_.here[chunk].gate_up)};
+}
+
+void MoeLayer::declare_sort(TapeSpec& tape, std::size_t chunk) {
+  Activations::Here& here = a_.here[chunk];
+  here.offsets = tape.activation("moe.offsets", {experts_here() + 1}, DType::i32);
+  here.row_of_assignment =
       tape.activation("moe.row_of_assignment", {tokens_here_, options_.top_k}, DType::i32);
-  a_.token_of_row = tape.activation("moe.token_of_row", {copies_here_}, DType::i32);
-  std::vector<ActId> reads{a_.here_topk};
+  here.token_of_row = tape.activation("moe.token_of_row", {copies_here_}, DType::i32);
+  std::vector<ActId> reads{here.topk};
   // What was dropped does not travel.
   const bool drops = a_.all_kept.valid() && exchange_ == nullptr;
   if (drops) reads.push_back(a_.all_kept);
-  if (a_.here_count.valid()) reads.push_back(a_.here_count);
+  if (here.count.valid()) reads.push_back(here.count);
   tape.step(
       "moe.plan",
       reads,
-      {a_.offsets, a_.row_of_assignment, a_.token_of_row},
-      [this, drops](Tape& p) {
-        arrive(p, ExchangeWay::dispatch);
-        p.run(DispatchPlan{
-            .offsets = p.out(a_.offsets),
-            .row_of_assignment = p.out(a_.row_of_assignment),
-            .token_of_row = p.out(a_.token_of_row),
-            .topk = p.in(a_.here_topk),
-            .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
-            .token_count = a_.here_count.valid() ? p.in(a_.here_count) : ConstTensorView()});
+      {here.offsets, here.row_of_assignment, here.token_of_row},
+      [this, drops, chunk](Tape& p) {
+        const Activations::Here& h = a_.here[chunk];
+        arrive(p, chunk);
+        p.run(DispatchPlan{.offsets = p.out(h.offsets),
+                           .row_of_assignment = p.out(h.row_of_assignment),
+                           .token_of_row = p.out(h.token_of_row),
+                           .topk = p.in(h.topk),
+                           .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
+                           .token_count = h.count.valid() ? p.in(h.count) : ConstTensorView()});
       },
       StepKind::chooses);
 }
@@ -69,25 +75,26 @@ void MoeLayer::declare_expert_input(TapeSpec& tape, std::int64_t tokens) {
   }
 }
 
-void MoeLayer::declare_experts(TapeSpec& tape) {
+void MoeLayer::declare_experts(TapeSpec& tape, std::size_t chunk) {
+  Activations::Here& here = a_.here[chunk];
   const DType compute = precision_.compute;
   const std::int64_t rows = copies_here_, f = options_.inner, l = row_width();
-  if (exchange_ == nullptr) a_.here_z = a_.all_z;
+  if (exchange_ == nullptr) here.z = a_.all_z;
   if (exchange_ == nullptr && options_.rows != RowFormat::plain) {
-    a_.here_z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
+    here.z = tape.activation("moe.here_z", {tokens_here_, l}, compute);
     tape.step(
         "moe.round",
         {a_.all_z},
-        {a_.here_z},
-        [this](Tape& p) { round_rows(p, p.out(a_.here_z), p.in(a_.all_z)); },
+        {here.z},
+        [this](Tape& p) { round_rows(p, p.out(a_.here[0].z), p.in(a_.all_z)); },
         StepKind::cheap);
   }
-  a_.xs = tape.activation("moe.xs", {rows, l}, compute);
-  a_.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
-  a_.h = tape.activation("moe.h", {rows, f}, compute);
-  a_.ye = tape.activation("moe.expert_output", {rows, l}, compute);
+  here.xs = tape.activation("moe.xs", {rows, l}, compute);
+  here.gate_up = tape.activation("moe.gate_up", {rows, 2 * f}, compute);
+  here.h = tape.activation("moe.h", {rows, f}, compute);
+  here.ye = tape.activation("moe.expert_output", {rows, l}, compute);
   // Backward reads the sorted rows and the product before the activation; further passes fetch their rows again.
-  std::vector<ActId> passing{a_.here_z, a_.h, a_.ye};
+  std::vector<ActId> passing{here.z, here.h, here.ye};
   if (exchange_ == nullptr || !exchange_->may_take_passes()) {
     passing.push_back(a_.z);
     passing.push_back(a_.all_z);
@@ -97,24 +104,26 @@ void MoeLayer::declare_experts(TapeSpec& tape) {
   }
   tape.step(
       "moe.dispatch",
-      {a_.here_z, a_.token_of_row, a_.offsets},
-      {a_.xs},
-      [this](Tape& p) {
-        arrive(p, ExchangeWay::dispatch);  // of a replay
-        p.run(
-            dispatch_rows(p.out(a_.xs), p.in(a_.here_z), p.in(a_.token_of_row), p.in(a_.offsets)));
+      {here.z, here.token_of_row, here.offsets},
+      {here.xs},
+      [this, chunk](Tape& p) {
+        const Activations::Here& h = a_.here[chunk];
+        arrive(p, chunk);  // of a replay
+        p.run(dispatch_rows(p.out(h.xs), p.in(h.z), p.in(h.token_of_row), p.in(h.offsets)));
       },
       StepKind::cheap);
-  tape.step("moe.gate_up", {a_.xs, a_.offsets}, {a_.gate_up, a_.h}, [this](Tape& p) {
+  tape.step("moe.gate_up", {here.xs, here.offsets}, {here.gate_up, here.h}, [this, chunk](Tape& p) {
+    const Activations::Here& h = a_.here[chunk];
     // The product is written where backward will read it: kept now, or replayed then, when nobody asks for h.
     gate_and_activate(p,
-                      p.is_wanted(a_.h) ? p.out(a_.h) : TensorView(),
-                      p.is_wanted(a_.gate_up) ? p.out(a_.gate_up) : TensorView(),
-                      p.in(a_.xs),
-                      p.in(a_.offsets));
+                      p.is_wanted(h.h) ? p.out(h.h) : TensorView(),
+                      p.is_wanted(h.gate_up) ? p.out(h.gate_up) : TensorView(),
+                      p.in(h.xs),
+                      p.in(h.offsets));
   });
-  tape.step("moe.down", {a_.h, a_.offsets}, {a_.ye}, [this](Tape& p) {
-    down(p, p.out(a_.ye), p.in(a_.h), p.in(a_.offsets));
+  tape.step("moe.down", {here.h, here.offsets}, {here.ye}, [this, chunk](Tape& p) {
+    const Activations::Here& h = a_.here[chunk];
+    down(p, p.out(h.ye), p.in(h.h), p.in(h.offsets));
   });
 }
 

@@ -83,6 +83,7 @@ std::string exchange_text(const config::Config& config,
   if (fp8(dispatch.dtype)) text += " | tokens in fp8";
   if (fp8(dispatch.backward_dtype)) text += " | gradients in fp8";
   if (dispatch.overlap) text += " | beside other work";
+  if (dispatch.chunks > 1) text += fmt::format(" in {} chunks", dispatch.chunks);
   if (dispatch.checksum) text += " | with checksums";
   return text;
 }
@@ -105,6 +106,7 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                       .max_tokens = tokens,
                       .weights = precision.stats,
                       .buffer_factor = config.dispatch.buffer_factor,
+                      .chunks = static_cast<int>(config.dispatch.chunks),
                       .verify = config.dispatch.checksum});
 }
 

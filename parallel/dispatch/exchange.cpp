@@ -16,7 +16,7 @@ namespace {
 std::string text_of(const ExchangeOptions& o) {
   return fmt::format(
       "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}, "
-      "verify {}",
+      "chunks {}, verify {}",
       name(o.method),
       o.grid.nodes,
       o.grid.per_node,
@@ -25,6 +25,7 @@ std::string text_of(const ExchangeOptions& o) {
       o.max_tokens,
       name(o.weights),
       o.buffer_factor,
+      o.chunks,
       o.verify);
 }
 
@@ -42,7 +43,7 @@ void check_options(Communicator* group, const ExchangeOptions& o) {
   }
   MOESAIC_CHECK(1 <= o.choices && o.choices <= ExchangeGroups::kMaxChoices,
                 fmt::format("{} choices per token", o.choices));
-  MOESAIC_CHECK(o.max_tokens >= 0 && o.buffer_factor >= 0, "negative sizes");
+  MOESAIC_CHECK(o.max_tokens >= 0 && o.buffer_factor >= 0 && o.chunks >= 1, "negative sizes");
   MOESAIC_CHECK(size * o.max_tokens * o.choices < (std::int64_t{1} << 31),
                 "more rows than 32 bits count");
   if (group == nullptr) return;
@@ -61,20 +62,23 @@ ExchangeBounds bounds_of(const ExchangeOptions& o) {
     return most_rows(o.method, o.grid, o.max_tokens, o.choices, hop);
   };
   ExchangeBounds b;
-  b.rows = most(hops.size);
-  b.copies = b.rows * (o.method == ExchangeMethod::pair ? 1 : o.choices);
+  const std::int64_t per_row = o.method == ExchangeMethod::pair ? 1 : o.choices;
+  const auto of_chunk = [&](std::int64_t rows) { return (rows + o.chunks - 1) / o.chunks; };
+  b.rows = of_chunk(most(hops.size));
+  b.copies = b.rows * per_row;
   if (o.buffer_factor > 0 && !is_dense(o.method)) {
     const double k = static_cast<double>(o.choices), t = static_cast<double>(o.max_tokens);
     const double rows = o.method == ExchangeMethod::pair
                             ? k
                             : expected_groups(o.grid.ranks(), o.experts, o.choices);
-    const auto planned = [&](double per_token, std::int64_t least, std::int64_t all) {
-      const auto n = static_cast<std::int64_t>(std::ceil(o.buffer_factor * per_token * t));
-      return std::min(all, std::max(n, least));
+    const auto planned = [&](double per_token, std::int64_t least) {
+      return std::max(static_cast<std::int64_t>(std::ceil(o.buffer_factor * per_token * t)), least);
     };
     // A pass takes at least a row from every rank.
-    b.rows = planned(rows, o.grid.ranks(), b.rows);
-    b.copies = planned(k, o.grid.ranks() * o.choices, b.copies);
+    b.rows = std::min(b.rows, of_chunk(planned(rows, o.grid.ranks())));
+    // Rows are dealt out equally. Choices are not: any chunk may get all of them, as far as its rows can have so many.
+    b.copies = std::min(o.chunks == 1 ? b.copies : b.rows * per_row,
+                        planned(k, o.grid.ranks() * o.choices));
   }
   b.returned_rows = most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 1);
   return b;
@@ -100,6 +104,10 @@ const ExchangeBounds& ExpertExchange::bounds() const noexcept {
 }
 const ExchangeStatistics& ExpertExchange::statistics() const noexcept {
   return impl_->statistics;
+}
+
+int ExpertExchange::chunks() const noexcept {
+  return impl_->options.chunks;
 }
 
 bool ExpertExchange::may_take_passes() const noexcept {
@@ -129,7 +137,7 @@ void ExpertExchange::begin_plan(
   self.be_at(p, "plan", 0);
   p.routing = routing;
   p.tokens = tokens;
-  p.passes = passes;
+  p.passes = std::max(passes, self.options.chunks);
   p.finished = false;
   self.lay_out(p, memory);
   PlanHop& first = p.hops[0];
@@ -158,7 +166,7 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
                           per_choice ? 1 : self.options.choices,
                           p.passes);
     if (stream_of(backend).mode() == Stream::Mode::dry && self.limited())
-      p.passes = std::max(2, p.passes);
+      p.passes = std::max(self.options.chunks + 1, p.passes);
   }
   Arena& scratch = scratch_of(backend);
   for (std::size_t h = 0; h <= self.last(); ++h) {
@@ -177,7 +185,7 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
   }
   p.finished = true;
   ++self.statistics.plans;
-  self.statistics.further_passes += p.passes - 1;
+  self.statistics.further_passes += p.passes - self.options.chunks;
 }
 
 void ExpertExchange::dispatch_choices(ExchangePlan& plan,

@@ -26,6 +26,9 @@ struct ExchangeOptions {
   /// 0 = what it can get at most. With fewer rows than come, an exchange takes several passes. The dense methods do not count
   /// what comes: theirs always hold the most.
   double buffer_factor = 0;
+  /// Passes that every plan has at least, each with an equal part of the rows that a rank gets, so that some of them can move
+  /// while the experts work at others. The buffers of a pass hold as much less; further passes are those beyond.
+  int chunks = 1;
   /// Every message, counts too, is checked by a checksum that its sender made; a damaged one is an InternalError that names
   /// the plan's label, the hop, both ranks and what it held. For looking for faults of network and libraries: the host waits in
   /// each exchange.
@@ -57,7 +60,7 @@ struct EnteredRows {
 /// What one ExpertExchange did so far, counted on the host from the plans.
 struct ExchangeStatistics {
   std::int64_t plans = 0;
-  std::int64_t further_passes = 0;  ///< beyond the first of each plan
+  std::int64_t further_passes = 0;  ///< beyond the chunks of each plan
   Traffic rows;                     ///< of dispatch and combine, sent by this rank
   Traffic choices;                  ///< places and weights
   std::int64_t count_bytes = 0;     ///< of the all-gather of counts, sent by this rank
@@ -117,14 +120,16 @@ class ExpertExchange {
   const ExchangeOptions& options() const noexcept;
   const ExchangeBounds& bounds() const noexcept;
   const ExchangeStatistics& statistics() const noexcept;
-  /// Whether the buffers are smaller than what can come, so that a plan may have several passes. On a dry stream it then has
-  /// two: what a further one takes is measured.
+  /// Passes that every plan has (ExchangeOptions::chunks).
+  int chunks() const noexcept;
+  /// Whether the buffers are smaller than what can come, so that a plan may have passes beyond its chunks. On a dry stream it
+  /// then has one: what a further one takes is measured.
   bool may_take_passes() const noexcept;
   /// Allocates what a plan needs on the host. `label`: whose tokens it carries, for messages.
   ExchangePlan make_plan(Device device, const std::string& label = "") const;
 
   /// `memory` [plan_bytes] u8, 64-byte aligned, holds the plan as long as it is used. `routing` must stay valid as long.
-  /// passes: at least so many (pieces that overlap with the experts' work).
+  /// passes: at least so many.
   void begin_plan(ExchangePlan& plan,
                   Backend& backend,
                   TensorView memory,
@@ -148,7 +153,11 @@ class ExpertExchange {
   /// The backend for the next calls: the side, which begins when `main` has come to this point; without a side, `main`.
   /// Scratch of the side is its own; what else the calls read and write must not be touched by `main` before arrive().
   Backend& depart(Backend& main);
-  /// Later work of `main` waits for what went to the side since depart(), if anything did.
+  /// Gives what went to the side so far a number below chunks(), so that it can be waited for alone.
+  void note(int number);
+  /// Later work of `main` waits for what has this number, once; does nothing when there is no such thing.
+  void arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main, int number);
+  /// Later work of `main` waits for what went to the side since depart() and has no number, if anything did.
   void arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main);
   /// Measures every call while it is on (ExchangeMeter::begin()); null: none.
   void set_meter(ExchangeMeter* meter);

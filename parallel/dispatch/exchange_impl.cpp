@@ -65,7 +65,7 @@ std::int64_t ExpertExchange::Impl::most_sent(std::size_t hop) const {
 }
 
 bool ExpertExchange::Impl::limited() const {
-  const std::int64_t rows = most(last() + 1);
+  const std::int64_t rows = (most(last() + 1) + options.chunks - 1) / options.chunks;
   return bounds.rows < rows ||
          bounds.copies < rows * (options.method == ExchangeMethod::pair ? 1 : options.choices);
 }
@@ -138,7 +138,7 @@ void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& back
     statistics.count_bytes +=
         static_cast<std::int64_t>(plan.counts.bytes()) * (options.grid.ranks() - 1);
   }
-  if (options.verify && group != nullptr) verify_counts(plan, backend);
+  if (verifies()) verify_counts(plan, backend);
   copy_tensor(plan.host_counts.view(plan.all_counts.shape(), DType::i32), plan.all_counts, stream);
   stream.record(plan.counted);
 }
@@ -206,9 +206,8 @@ void ExpertExchange::Impl::move(Backend& backend,
     }
     traffic.add(options.grid.link(rank, p), out, row_bytes);
   }
-  if (group == nullptr) return;
-  group->exchange(sends, receives, stream);
-  if (options.verify) verify(backend, pieces, plan);
+  if (group != nullptr) group->exchange(sends, receives, stream);
+  if (verifies()) verify(backend, pieces, plan);
 }
 
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,

@@ -16,13 +16,20 @@ struct ExpertExchange::Impl {
   ExchangeStatistics statistics;
   Backend* side = nullptr;
   std::optional<Event> departed, arrived;
-  bool is_away = false;  // something is under way on the side
+  bool is_away = false;  // something without a number is under way on the side
+  struct Landing {
+    Event event;
+    bool is_awaited = false;
+  };
+  std::vector<Landing> landings;  // by number; empty without a side
   ExchangeMeter* meter = nullptr;
   int calls = 0;  // in progress
 
   Impl(Communicator* group, const ExchangeOptions& options, const ExchangeBounds& bounds);
 
   bool dense() const { return is_dense(options.method); }
+  /// Also where there is no group, on dry streams, which measure what that takes.
+  bool verifies() const { return options.verify && options.grid.ranks() > 1; }
   PlaceGrid places() const { return options.grid.places(rank, places_per_rank); }
   std::size_t last() const { return static_cast<std::size_t>(hops.size - 1); }
   /// Rows before a hop, and rows that it sends, at most.
@@ -30,6 +37,8 @@ struct ExpertExchange::Impl {
   std::int64_t most_sent(std::size_t hop) const;
   /// Whether more can come than the buffers hold.
   bool limited() const;
+  /// `stream` waits for the event, as time of an exchange that its work is not beside.
+  void wait(const ExchangePlan::Impl& plan, ExchangeWay way, Stream& stream, const Event& event);
   static ExchangePlan::Impl& finished(const ExchangePlan& plan);
 
   /// Sets the device tensors of a plan to parts of `memory`; returns the bytes that they take.

@@ -44,10 +44,14 @@ void ExpertExchange::set_meter(ExchangeMeter* meter) {
 
 void ExpertExchange::set_side(Backend* side) {
   impl_->side = side;
+  impl_->is_away = false;
+  impl_->landings.clear();
   if (side == nullptr) return;
   const Device device = stream_of(*side).device();
   impl_->departed.emplace(device);
   impl_->arrived.emplace(device);
+  for (int i = 0; i < chunks(); ++i)
+    impl_->landings.push_back({Event(device)});
 }
 
 bool ExpertExchange::has_side() const noexcept {
@@ -62,15 +66,35 @@ Backend& ExpertExchange::depart(Backend& main) {
   return *impl_->side;
 }
 
+void ExpertExchange::Impl::wait(const ExchangePlan::Impl& plan,
+                                ExchangeWay way,
+                                Stream& stream,
+                                const Event& event) {
+  const std::size_t span =
+      meter == nullptr ? 0 : meter->start(plan.label, way, stream, false, true);
+  stream.wait(event);
+  if (span > 0) meter->finish(span, stream);
+}
+
+void ExpertExchange::note(int number) {
+  if (impl_->side == nullptr) return;
+  impl_->is_away = false;
+  Impl::Landing& landing = impl_->landings.at(static_cast<std::size_t>(number));
+  stream_of(*impl_->side).record(landing.event);
+  landing.is_awaited = true;
+}
+
+void ExpertExchange::arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main, int number) {
+  if (impl_->side == nullptr) return;
+  Impl::Landing& landing = impl_->landings.at(static_cast<std::size_t>(number));
+  if (std::exchange(landing.is_awaited, false))
+    impl_->wait(*plan.impl_, way, stream_of(main), landing.event);
+}
+
 void ExpertExchange::arrive(const ExchangePlan& plan, ExchangeWay way, Backend& main) {
   if (!std::exchange(impl_->is_away, false)) return;
   stream_of(*impl_->side).record(*impl_->arrived);
-  Stream& stream = stream_of(main);
-  const std::size_t span = impl_->meter == nullptr
-                               ? 0
-                               : impl_->meter->start(plan.impl_->label, way, stream, false, true);
-  stream.wait(*impl_->arrived);
-  if (span > 0) impl_->meter->finish(span, stream);
+  impl_->wait(*plan.impl_, way, stream_of(main), *impl_->arrived);
 }
 
 }  // namespace moesaic

@@ -1,4 +1,7 @@
 // The exchange of tokens between ranks against brute force: forward, backward, what arrives and what is counted.
+#include <chrono>
+#include <thread>
+
 #include "kernels/ops/quant.h"
 #include "tests/comm/forwarding.h"
 #include "tests/parallel/dispatch_support.h"
@@ -51,7 +54,8 @@ void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::
     CHECK(distance(run.result.out, want.out) < limit);
     CHECK(distance(run.result.dx, want.dx) < limit);
     CHECK(distance(run.result.dweights, want.dweights) < limit);
-    CHECK(run.passes >= c.passes);
+    CHECK(run.passes >= std::max(c.passes, c.chunks));
+    CHECK(run.statistics.further_passes == run.passes - c.chunks);
     CHECK(run.traffic == plan.sent_by(static_cast<int>(r), c.grid, 1));
     // In any number of passes.
     const auto& rows = plan.hops.back()[r].received;
@@ -170,6 +174,49 @@ TEST_CASE("exchange: further passes where the buffers are too small, or were ask
   }
 }
 
+TEST_CASE("exchange: in chunks, each with its part of the memory") {
+  for (const ExchangeMethod method : kExchangeMethods) {
+    for (const int chunks : {2, 3, 7}) {
+      ExchangeCase c = even_case({2, 2}, 12, 3);
+      c.experts_per_rank = 4;
+      c.chunks = chunks;
+      check(c, method);
+      CHECK(run_exchange(c, method)[0].passes == chunks);
+      // Ranks that get nothing, or less than a row a chunk, meet the others in every chunk.
+      c.spread = Spread::last_rank;
+      check(c, method);
+      CHECK(run_exchange(c, method)[0].passes == chunks);
+      c.spread = Spread::even;
+      c.tokens = {1, 0, 9, 2};
+      check(c, method);
+      if (is_dense(method)) continue;
+      for (const double factor : {0.3, 1.1, 100.0}) {
+        c.buffer_factor = factor;
+        check(c, method);
+      }
+    }
+    const auto bounds = [&](int chunks, double factor) {
+      return ExpertExchange(nullptr,
+                            {.method = method,
+                             .grid = {2, 2},
+                             .experts = 16,
+                             .choices = 3,
+                             .max_tokens = 120,
+                             .buffer_factor = factor,
+                             .chunks = chunks})
+          .bounds();
+    };
+    const ExchangeBounds whole = bounds(1, 0), parts = bounds(4, 0);
+    CHECK(4 * parts.rows == whole.rows);
+    CHECK(4 * parts.copies == whole.copies);
+    CHECK(parts.returned_rows == whole.returned_rows);
+    if (is_dense(method)) continue;
+    const ExchangeBounds small = bounds(1, 1.25), small_parts = bounds(4, 1.25);
+    CHECK(small_parts.rows == (small.rows + 3) / 4);
+    CHECK(small_parts.copies <= small.copies);
+  }
+}
+
 TEST_CASE("exchange: fp8 rows are quantised once, whatever way they take") {
   for (const ExchangeMethod method : kExchangeMethods) {
     ExchangeCase c = even_case({2, 2}, 0, 3);
@@ -271,8 +318,10 @@ TEST_CASE("exchange: passes change no bit, nor does repetition or the mode of th
       ExchangeCase parts = c;
       parts.passes = 2;
       const auto in_parts = run_exchange(parts, method, compute);
+      parts.chunks = 4;
+      const auto in_chunks = run_exchange(parts, method, compute);
       for (std::size_t r = 0; r < first.size(); ++r) {
-        for (const auto* other : {&again, &in_parts}) {
+        for (const auto* other : {&again, &in_parts, &in_chunks}) {
           CHECK(first[r].result.out == (*other)[r].result.out);
           CHECK(first[r].result.dx == (*other)[r].result.dx);
           CHECK(first[r].result.dweights == (*other)[r].result.dweights);
@@ -328,6 +377,7 @@ TEST_CASE("exchange: seeded random cases") {
     if (!is_dense(method) && draw() < 0.3) c.buffer_factor = 0.3 + 2 * draw();
     if (draw() < 0.3) c.passes = static_cast<int>(1 + draw.below(3));
     if (draw() < 0.2) c.format = RowFormat::fp8;
+    if (draw() < 0.3) c.chunks = static_cast<int>(1 + draw.below(5));
     check(c, method);
   }
 }
@@ -389,12 +439,15 @@ TEST_CASE("exchange: the host waits once for a plan, and never in the dense meth
                                .experts = 4,
                                .choices = 2,
                                .max_tokens = 3,
-                               .weights = DType::f64});
+                               .weights = DType::f64,
+                               .chunks = 3});
       const auto& bounds = exchange.bounds();
       const Field topk({3, 2}, DType::i32, std::vector<int>{0, 1, 2, 3, 1, 2}),
           weights({3, 2}, DType::f64, std::vector<double>(6, 0.5)),
           x({3, 4}, DType::f64, std::vector<double>(12, 1.0)), out({3, 4}, DType::f64),
-          rows({bounds.rows, 4}, DType::f64), memory({bounds.plan_bytes}, DType::u8);
+          rows({bounds.rows, 4}, DType::f64), memory({bounds.plan_bytes}, DType::u8),
+          transit({exchange.transit_bytes(4, DType::f64, RowFormat::plain)}, DType::u8),
+          returned({bounds.returned_rows, 4}, DType::f64);
       ExchangePlan plan = exchange.make_plan(kCpu);
       BackendOwner owner({.scratch_bytes = 1 << 20, .name = "test"});
       Backend& b = owner.backend();
@@ -404,10 +457,14 @@ TEST_CASE("exchange: the host waits once for a plan, and never in the dense meth
       exchange.begin_plan(
           plan, b, memory, {.topk = topk, .weights = weights, .kept = {}, .place_of_expert = {}});
       exchange.finish_plan(plan, b);
-      exchange.dispatch(plan, b, rows, x);
-      exchange.combine(plan, b, out, rows);
-      exchange.dispatch(plan, b, rows, x);
-      exchange.combine(plan, b, out, rows);
+      for (int way = 0; way < 2; ++way) {
+        const EnteredRows entered = exchange.enter(plan, b, transit, x);
+        for (int chunk = 0; chunk < plan.passes(); ++chunk) {
+          exchange.dispatch(plan, b, chunk, rows, entered);
+          exchange.combine(plan, b, chunk, returned, rows);
+        }
+        exchange.leave(plan, b, out, returned);
+      }
       comm.barrier();
       if (comm.rank() == 0) waits = host_waits() - waits;
       comm.barrier();
@@ -415,6 +472,40 @@ TEST_CASE("exchange: the host waits once for a plan, and never in the dense meth
     });
     CHECK(waits == (is_dense(method) ? 0 : 2));  // of both ranks
   }
+}
+
+// Only what the experts' stream waits for is exposed: the first chunk, not what comes while they work at it.
+TEST_CASE("exchange: a chunk is waited for alone, and that is measured") {
+  using std::chrono::milliseconds;
+  ExpertExchange exchange(
+      nullptr, {.grid = {1, 1}, .experts = 2, .choices = 1, .max_tokens = 2, .chunks = 2});
+  BackendOwner main({.name = "main"}), side({.name = "side"});
+  ExchangeMeter meter(kCpu);
+  exchange.set_side(&side.backend());
+  exchange.set_meter(&meter);
+  meter.begin();
+  const ExchangePlan plan = exchange.make_plan(kCpu, "layer");
+  Backend& away = exchange.depart(main.backend());
+  REQUIRE(&away == &side.backend());
+  const auto take = [](Stream& stream, milliseconds time) {
+    stream.enqueue([time] { std::this_thread::sleep_for(time); });
+  };
+  take(side.stream(), milliseconds(200));
+  exchange.note(0);
+  take(side.stream(), milliseconds(200));
+  exchange.note(1);
+  exchange.arrive(plan, ExchangeWay::dispatch, main.backend(), 0);
+  take(main.stream(), milliseconds(300));
+  exchange.arrive(plan, ExchangeWay::dispatch, main.backend(), 1);
+  exchange.arrive(plan, ExchangeWay::dispatch, main.backend(), 1);  // done before
+  exchange.arrive(plan, ExchangeWay::combine, main.backend());      // nothing without a number
+  main.stream().synchronize();
+  side.stream().synchronize();
+  const auto uses = meter.end();
+  REQUIRE(uses.size() == 1);
+  CHECK(uses[0].dispatch.exposed > 0.15);
+  CHECK(uses[0].dispatch.exposed < 0.35);
+  CHECK(uses[0].combine.exposed == 0);
 }
 
 TEST_CASE("exchange: options that differ or do not fit are refused on all ranks") {

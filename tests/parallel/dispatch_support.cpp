@@ -11,6 +11,7 @@ ExchangeOptions options_of(const ExchangeCase& c, ExchangeMethod method, DType s
           .max_tokens = c.max_tokens(),
           .weights = stats,
           .buffer_factor = c.buffer_factor,
+          .chunks = c.chunks,
           .verify = c.verify};
 }
 DType stats_of(DType compute) {

@@ -32,7 +32,7 @@ struct ExchangeCase {
   bool different = true;  ///< a token's choices are different experts, as far as there are enough
   bool permuted = false;  ///< experts live at other places than in order
   double buffer_factor = 0;
-  int passes = 1;
+  int chunks = 1, passes = 1;
   RowFormat format = RowFormat::plain;  ///< of the forward dispatch
   bool verify = false;
   std::uint64_t seed = 1;
@@ -41,7 +41,8 @@ struct ExchangeCase {
   std::int64_t max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   std::string text() const {
     std::string t = fmt::format(
-        "{} x {}, {} experts a rank, top {}, spread {}, drop {}, factor {}, passes {}, seed {}, "
+        "{} x {}, {} experts a rank, top {}, spread {}, drop {}, factor {}, chunks {}, passes {}, "
+        "seed {}, "
         "tokens",
         grid.nodes,
         grid.per_node,
@@ -50,6 +51,7 @@ struct ExchangeCase {
         static_cast<int>(spread),
         drop,
         buffer_factor,
+        chunks,
         passes,
         seed);
     for (const std::int64_t n : tokens)

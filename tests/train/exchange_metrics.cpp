@@ -1,10 +1,12 @@
 // What a run tells of its exchanges, and exchanges beside other work: the same bits.
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "core/train/memory_plan.h"
 #include "core/train/sinks/metrics_file.h"
 #include "core/train/sinks/step_line.h"
 #include "tests/support/catch.h"
@@ -14,11 +16,12 @@ namespace moesaic::test {
 namespace {
 
 config::Config exchange_config(const std::vector<std::string>& overrides) {
-  std::vector<std::string> all{"parallel.ep=4", "train.global_batch_size=8", "log.detail_every=2"};
-  const bool has_method = std::any_of(overrides.begin(), overrides.end(), [](const auto& set) {
-    return set.find("dispatch.exchange=") == 0;
-  });
-  if (!has_method) all.emplace_back("dispatch.exchange=flat");
+  std::vector<std::string> all{"train.global_batch_size=8", "log.detail_every=2"};
+  for (const std::string key : {"parallel.ep=", "dispatch.exchange="}) {
+    const bool is_set = std::any_of(
+        overrides.begin(), overrides.end(), [&](const auto& set) { return set.find(key) == 0; });
+    if (!is_set) all.push_back(key + (key == "parallel.ep=" ? "4" : "flat"));
+  }
   all.insert(all.end(), overrides.begin(), overrides.end());
   return hybrid_config(all);
 }
@@ -134,6 +137,83 @@ TEST_CASE("exchanges beside other work change no bit") {
     const JobResult now = run_job(exchange_config(beside), 4, 2, Stream::Mode::immediate);
     CHECK(differences(a.states[0], now.states[0]).empty());
   }
+}
+
+TEST_CASE("exchanges in chunks change no bit and move as much") {
+  for (const char* sets : {"dispatch.exchange=flat",
+                           "dispatch.exchange=flat parallel.ep=2",
+                           "dispatch.exchange=pair",
+                           "dispatch.exchange=pair parallel.ep=2",
+                           "dispatch.exchange=dense",
+                           "dispatch.exchange=dense parallel.ep=2",
+                           "dispatch.exchange=hdense",
+                           "dispatch.exchange=hierarchical comm.ranks_per_node=1",
+                           "dispatch.exchange=hierarchical parallel.ep=2 comm.ranks_per_node=1",
+                           "dispatch.exchange=hierarchical",
+                           "dispatch.exchange=hierarchical dispatch.hierarchy=intra_first",
+                           "dispatch.exchange=hierarchical dispatch.hierarchy=intra_first "
+                           "dispatch.hops=3",
+                           "dispatch.dtype=fp8 dispatch.backward_dtype=fp8",
+                           "dispatch.checksum=true",
+                           "activations.recompute=[full]",
+                           "activations.recompute=[moe.here_z]",
+                           "activations.recompute=[moe.u,moe.gate_up]",
+                           "run.precision=bf16",
+                           "model.num_shared_experts=0",
+                           "model.routed_expert_hidden_size=null",
+                           "model.capacity_factor=1.0",
+                           "parallel.ep=2 parallel.etp=2"}) {
+    INFO(sets);
+    std::vector<std::string> plain;
+    std::istringstream words(sets);
+    for (std::string set; words >> set;)
+      plain.push_back(set);
+    if (std::string(sets).find("ranks_per_node") == std::string::npos)
+      plain.emplace_back("comm.ranks_per_node=2");
+    const JobResult one = run_job(exchange_config(plain), 4, 2);
+    const bool is_method = std::string(sets).find("dispatch.exchange=") == 0;
+    for (const int chunks : is_method ? std::vector<int>{2, 4} : std::vector<int>{3}) {
+      INFO(chunks);
+      auto beside = plain;
+      beside.insert(beside.end(),
+                    {"dispatch.overlap=true", fmt::format("dispatch.chunks={}", chunks)});
+      const JobResult parts = run_job(exchange_config(beside), 4, 2);
+      CHECK(differences(one.states[0], parts.states[0]).empty());
+      CHECK(same_numbers(one.stats[1], parts.stats[1]));
+      CHECK(bytes(one.stats[1], &LayerExchange::dispatch) ==
+            bytes(parts.stats[1], &LayerExchange::dispatch));
+      CHECK(bytes(one.stats[1], &LayerExchange::combine) ==
+            bytes(parts.stats[1], &LayerExchange::combine));
+      for (const auto& e : parts.stats[1].exchange) {
+        CHECK(e.dispatch.seconds > 0);
+        CHECK(e.combine.seconds > 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("exchanges in chunks need memory for no more rows, and a stream of their own") {
+  const auto bytes_of = [](const char* chunks) {
+    const config::Config config =
+        exchange_config({"dispatch.overlap=true", std::string("dispatch.chunks=") + chunks});
+    return plan_memory(config, kCpu, kF32, {}, 4, 0).total();
+  };
+  // Rows of all chunks together are those of one; what comes back waits for the last, and a weight gradient's operands do
+  // not.
+  CHECK(static_cast<double>(bytes_of("4")) < 1.1 * static_cast<double>(bytes_of("1")));
+  const auto message = [](const std::vector<std::string>& overrides) {
+    std::string text;
+    try {
+      exchange_config(overrides);
+    } catch (const std::exception& e) {
+      text = e.what();
+    }
+    return text;
+  };
+  CHECK(message({"dispatch.chunks=2"}).find("allowed: 1, or overlap: true") != std::string::npos);
+  for (const char* wrong : {"dispatch.chunks=0", "dispatch.chunks=65"})
+    CHECK(message({"dispatch.overlap=true", wrong}).find("dispatch.chunks") != std::string::npos);
+  CHECK(message({"dispatch.overlap=true", "dispatch.chunks=64"}).empty());
 }
 
 }  // namespace moesaic::test

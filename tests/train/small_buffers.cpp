@@ -129,6 +129,29 @@ TEST_CASE("small buffers: with other types, recomputation, capacity, inner width
   }
 }
 
+TEST_CASE("small buffers: with chunks beside the experts' work") {
+  for (const bool skewed : {false, true}) {
+    const Trained whole = train({"dispatch.exchange=flat"}, skewed);
+    std::int64_t fewest = 0;
+    for (const char* factor : {"0", "1.25", "0.1"}) {
+      for (const char* chunks : {"2", "5"}) {
+        INFO("factor " << factor << ", chunks " << chunks << (skewed ? ", skewed" : ""));
+        const Trained parts = train({"dispatch.exchange=flat",
+                                     "dispatch.overlap=true",
+                                     std::string("dispatch.buffer_factor=") + factor,
+                                     std::string("dispatch.chunks=") + chunks},
+                                    skewed);
+        CHECK(differences(parts.state, whole.state).empty());
+        for (std::size_t i = 0; i < whole.stats.size(); ++i)
+          CHECK(same_numbers(parts.stats[i], whole.stats[i]));
+        fewest = std::max(fewest, parts.further_passes);
+        if (std::string(factor) == "0") CHECK(parts.further_passes == 0);
+      }
+    }
+    CHECK(fewest > 20);
+  }
+}
+
 TEST_CASE("small buffers: a plan of memory shows what they save") {
   const auto bytes = [](const std::string& factor) {
     const config::Config config = hybrid_config(

@@ -32,6 +32,8 @@ agree "dp=4,ep=4;dp=2,ep=2;dp=2" dispatch.dtype=fp8 dispatch.backward_dtype=fp8
 agree "dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.dtype=fp8 dispatch.exchange=flat dispatch.buffer_factor=0.3
 agree "dp=4,ep=4" dispatch.checksum=true
 agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true
+agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;cp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true dispatch.chunks=3
+agree "pp=2,dp=2,ep=2" parallel.schedule=zero_bubble dispatch.overlap=true dispatch.chunks=2
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
@@ -156,11 +158,12 @@ start 4 parallel.pp=2 parallel.tp=2 run.dir=staged > staged.txt 2>&1 || { cat st
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 
 # What a run tells of its exchanges.
-start 2 parallel.ep=2 dispatch.exchange=flat dispatch.buffer_factor=0.5 dispatch.overlap=true log.detail_every=2 train.steps=2 \
+start 2 parallel.ep=2 dispatch.exchange=flat dispatch.buffer_factor=0.5 dispatch.overlap=true dispatch.chunks=2 log.detail_every=2 train.steps=2 \
   run.dir=told > told.txt 2>&1 || { cat told.txt; fail "small buffers beside other work"; }
-grep -q "^tokens     dispatch.exchange: flat | room for 0.5 x the mean, further passes beyond | beside other work" told.txt || fail "no line of the exchange: $(cat told.txt)"
+grep -q "^tokens     dispatch.exchange: flat | room for 0.5 x the mean, further passes beyond | beside other work in 2 chunks" told.txt || fail "no line of the exchange: $(cat told.txt)"
 grep -q "exchange dispatch .*, waited for .* | combine .* | longest wait .* in layer" told.txt || fail "no times of the exchange: $(cat told.txt)"
 grep -q '"type":"exchange","step":2,"layers":' told/metrics.jsonl || fail "no exchange in metrics.jsonl"
 grep -q '"further_passes":[1-9]' told/metrics.jsonl || fail "no further passes in metrics.jsonl"
 expect 2 "dense exchanges do not count what comes" "$moesaic" plan tiny.yaml parallel.ep=2 dispatch.exchange=dense dispatch.buffer_factor=1.25
+expect 2 "allowed: 1, or overlap: true" "$moesaic" plan tiny.yaml parallel.ep=2 dispatch.chunks=2
 echo "layouts: all agree"
