@@ -43,6 +43,8 @@ class MoeLayer : public Module {
   BufferId histogram() const noexcept {
     return histogram_;
   }  ///< i32 [E, bins], of the step (quantile rule)
+  /// Where the experts are.
+  PlacesId places() const noexcept { return places_; }
   BufferId frequency() const noexcept {
     return frequency_;
   }  ///< [E], of the previous step (global auxiliary loss)
@@ -196,6 +198,7 @@ class MoeLayer : public Module {
   std::int64_t further_passes_ = 0;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
   BufferId bias_, counts_, histogram_, frequency_;
+  PlacesId places_;
   std::unique_ptr<GatedMlp> shared_;
   Activations a_;
   ConstTensorView given_;

@@ -106,7 +106,8 @@ class Optimizer {
   }
   bool is_uniform(StorageId id) const;
   void sum_squares(Backend& backend, StorageId id);
-  TensorView partials_of(StorageId id, std::int64_t first, std::int64_t count) const;
+  TensorView partials_of(StorageId id) const;
+  TensorView partial_of(StorageId id, std::int64_t tensor) const;
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
