@@ -23,6 +23,7 @@ struct RunResult {
   WholeTensors start;      ///< before the first; of a run that records its choices
   std::int64_t choices = 0,
                differing = 0;  ///< made while others were replayed, and not among those
+  std::int64_t moved = 0;      ///< experts that changed places on the way (experts.place_every)
 };
 
 /// What becomes of the choices of layers. Both null: they are left alone.

@@ -64,7 +64,7 @@ std::vector<Layout> choose(const LayoutsOptions& options, const config::Config& 
 struct Row {
   Layout layout;
   Difference difference;
-  std::int64_t choices = 0, differing = 0;
+  std::int64_t choices = 0, differing = 0, moved = 0;
   double seconds = 0;
   bool agrees = false;
 };
@@ -118,8 +118,9 @@ class Table {
                         d.later,
                         d.weights);
     if (replays()) out_ << fmt::format("{:>16}", fmt::format("{}/{}", row.differing, row.choices));
-    out_ << fmt::format("{:>8.1f}{}\n",
+    out_ << fmt::format("{:>8.1f}{}{}\n",
                         row.seconds,
+                        row.moved > 0 ? fmt::format("  {} experts moved", row.moved) : "",
                         row.agrees ? ""
                                    : fmt::format("  DIFFERS: gradient of {}; later {}; weights {}",
                                                  d.gradient_name,
@@ -143,6 +144,7 @@ class Table {
                        {"weights_name", r.difference.weights_name},
                        {"choices_replayed", r.choices},
                        {"choices_differing", r.differing},
+                       {"experts_moved", r.moved},
                        {"seconds", r.seconds},
                        {"agrees", r.agrees}});
       }
@@ -212,6 +214,7 @@ int compare_all(const LayoutsOptions& options,
       row.difference = compare(result, one);
       row.choices = result.choices;
       row.differing = result.differing;
+      row.moved = result.moved;
       row.agrees = row.difference.within(bounds);
     } else {
       row.agrees = true;  // the first rank judges

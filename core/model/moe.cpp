@@ -73,6 +73,16 @@ void MoeLayer::declare_experts_parameters(ParameterStore& params) {
   const std::int64_t f = options_.inner,
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
   places_ = params.declare_places(options_.experts);
+  if (options_.place) {
+    average_load_ = params.declare_buffer({.name = prefix_ + "experts.average_load",
+                                           .shape = {options_.experts},
+                                           .dtype = precision_.stats,
+                                           .is_optional = true});
+    saved_places_ = params.declare_buffer({.name = prefix_ + "experts.places",
+                                           .shape = {options_.experts},
+                                           .dtype = DType::i32,
+                                           .is_optional = true});
+  }
   const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols, int inner) {
     auto s = matrix_spec(prefix_ + "experts.{}." + which + ".weight",
                          rows,

@@ -50,6 +50,11 @@ const char* name(Part part) noexcept {
   return "?";
 }
 
+std::string BufferSpec::checkpoint_name() const {
+  if (is_parameter_in_checkpoint) return name;
+  return (is_optional ? "buffer/optional/" : "buffer/") + name;
+}
+
 StorageId ParameterStore::declare_storage(const std::string& storage_name,
                                           std::int64_t members,
                                           std::int64_t rows,

@@ -103,10 +103,13 @@ struct BufferSpec {
   Shape shape;
   DType dtype = DType::f32;
   bool is_parameter_in_checkpoint = false;  ///< counted as a model tensor (e_score_correction_bias)
+  /// About where things are: checkpoints may lack it, and runs may have no use for it.
+  bool is_optional = false;
   Part part = Part::router;
   Lifetime lifetime = Lifetime::persistent;
   BufferReduce reduce = BufferReduce::none;
   double initial = 0;  ///< value of every element at the start (floating buffers)
+  std::string checkpoint_name() const;
 };
 
 /// Access to a weight for the time of its scope. When weights are resident it is just the view; when they are offloaded

@@ -574,6 +574,16 @@ std::vector<StateTensor> Optimizer::state() const {
   return all;
 }
 
+std::vector<TensorView> Optimizer::state_of_storage(StorageId id) const {
+  const State& own = states_[static_cast<std::size_t>(id.index)];
+  const Entry& of = entry(params_.params_of(id).front());
+  std::vector<TensorView> kinds;
+  if (of.trained && of.muon) kinds = {own.momentum};
+  if (of.trained && !of.muon) kinds = {own.m, own.v};
+  if (options_.ema_decay) kinds.push_back(own.average);
+  return kinds;
+}
+
 void Optimizer::save_counters(StateValues& values) const {
   values.integers["optimizer.updates"] = updates_;
   for (std::size_t i = 0; i < entries_.size(); ++i) {

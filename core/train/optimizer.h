@@ -79,6 +79,8 @@ class Optimizer {
 
   /// State for checkpoints, this rank's pieces of it where it is sharded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
+  /// The kinds of state of a storage, flat, of this rank's range of it: an empty view where that is empty.
+  std::vector<TensorView> state_of_storage(StorageId id) const;
   /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;

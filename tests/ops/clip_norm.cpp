@@ -53,7 +53,7 @@ TEST_CASE("Sum of squares: sums go to the places of an index, the others stay") 
   CpuRunner run(2);
   const Tensor x = normal({3, 5000}, DType::f32, 77), straight({3}, DType::f64),
                partials = filled({5}, DType::f64, -1.0);
-  const Tensor index({3}, DType::i32, {4, 0, 2});
+  const Tensor index({3}, DType::i32, std::vector<int>{4, 0, 2});
   run(SumOfSquares{.partials = straight, .x = x});
   run(SumOfSquares{.partials = partials, .x = x, .index = index});
   CHECK(partials.values() ==
