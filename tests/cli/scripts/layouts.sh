@@ -159,7 +159,8 @@ start 4 parallel.pp=2 parallel.tp=2 run.dir=staged > staged.txt 2>&1 || { cat st
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 
 # Experts that move between their ranks: killed and continued with the same bits, told of, and read by any other run.
-placed="parallel.ep=2 experts.place_every=3 model.balance.bias_rule=none"
+rule=model.balance.bias_rule=none
+placed="parallel.ep=2 experts.place_every=3 $rule"
 # shellcheck disable=SC2086 # several words
 start 4 $placed run.dir=placed > placed.txt 2>&1 || { cat placed.txt; fail "experts that move"; }
 grep -q "experts moved: layer [0-9]*: rank max/mean [0-9.]* -> [0-9.]*, [0-9]* experts, [0-9.]* MiB" placed.txt || fail "no line of moved experts: $(cat placed.txt)"
@@ -169,9 +170,9 @@ grep -q '"rank_max_over_mean":' placed/metrics.jsonl || fail "no load of ranks i
 # shellcheck disable=SC2086
 start 4 $placed run.dir=moved --resume=placed@4 > moved.txt 2>&1 || { cat moved.txt; fail "no second life of experts that moved"; }
 "$moesaic" ckpt diff placed/checkpoints/step-00000008 moved/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with experts that moved"; }
-for other in "1 parallel.ep=1" "4 parallel.ep=4" "2 parallel.ep=2 experts.place_every=0"; do
+for other in "1 experts.place_every=3" "4 parallel.ep=4 experts.place_every=2" "2 parallel.ep=2"; do
   # shellcheck disable=SC2086
-  start ${other%% *} $placed ${other#* } run.dir=other --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }
+  start $other $rule run.dir=other --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }
   grep -q "step 8/8" other.txt || fail "$other did not finish what experts that move began"
   rm -r other
 done
