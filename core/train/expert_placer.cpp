@@ -41,6 +41,7 @@ ExpertPlacer::ExpertPlacer(ParameterStore& params,
                        {}});
     bytes += padded(layers_.back().average.bytes()) + padded(layers_.back().saved.bytes());
   }
+  if (layers_.empty()) return;  // a pipeline stage without experts
   host_ = make_host_buffer(bytes, params.device(), "expert loads, host");
   std::size_t at = 0;
   for (Layer& layer : layers_) {

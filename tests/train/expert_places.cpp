@@ -265,7 +265,7 @@ Placed live(const std::vector<std::string>& overrides,
   run_local_ranks(ranks, [&](Communicator& world) {
     Run run(hybrid_config(skewed(overrides)), &world);
     if (latest_checkpoint(folder)) {
-      load(run, folder);
+      load_newest(run, folder);
     } else {
       skew_routers(run);
     }
@@ -273,7 +273,7 @@ Placed live(const std::vector<std::string>& overrides,
     const auto stats = run.steps(until - static_cast<int>(run.trainer->steps_done()));
     if (world.rank() == 0) result.stats = stats;
     run.add_to(result.state, mutex);
-    save(run, world, folder);
+    save_together(run, world, folder);
   });
   return result;
 }

@@ -31,7 +31,7 @@ config::Config in_layout(std::vector<std::string> overrides, const Layout& layou
 // What one rank reads from a checkpoint, which must hold exactly what a run of one rank would write.
 Snapshot contents(const std::vector<std::string>& overrides, const std::filesystem::path& folder) {
   Run run(in_layout(overrides, {}));
-  load(run, folder);
+  load_newest(run, folder);
   return run.snapshot();
 }
 
@@ -56,7 +56,7 @@ void check_all_layouts(const std::vector<std::string>& overrides) {
       run.steps(2);
       run.add_to(memory, mutex);
       merge(weights, run.weights_of_kernels(), wrong, mutex);
-      save(run, world, saved);
+      save_together(run, world, saved);
     });
     const Snapshot written = contents(overrides, saved);
     INFO("saved by " << name(from));
@@ -67,10 +67,10 @@ void check_all_layouts(const std::vector<std::string>& overrides) {
       Snapshot loaded;
       run_local_ranks(to.ranks, [&](Communicator& world) {
         Run run(in_layout(overrides, to), &world);
-        load(run, saved);
+        load_newest(run, saved);
         run.add_to(loaded, mutex);
         merge(weights, run.weights_of_kernels(), wrong, mutex);
-        save(run, world, again);
+        save_together(run, world, again);
       });
       CHECK(differences(loaded, memory).empty());
       CHECK(wrong.empty());

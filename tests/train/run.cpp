@@ -237,7 +237,7 @@ void Run::restore(const Snapshot& tensors, const StateValues& values) {
   trainer->load_values(values);
 }
 
-void save(Run& run, Communicator& world, const std::filesystem::path& folder) {
+void save_together(Run& run, Communicator& world, const std::filesystem::path& folder) {
   const auto own = run.trainer->owned_state();
   std::string to;
   if (world.rank() == 0)
@@ -250,7 +250,7 @@ void save(Run& run, Communicator& world, const std::filesystem::path& folder) {
   world.barrier();
 }
 
-void load(Run& run, const std::filesystem::path& folder) {
+void load_newest(Run& run, const std::filesystem::path& folder) {
   const auto checkpoint = latest_checkpoint(folder);
   MOESAIC_CHECK(checkpoint.has_value(), "no checkpoint");
   run.trainer->load_values(load_checkpoint(

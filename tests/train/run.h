@@ -51,9 +51,9 @@ class Run {
 };
 
 /// All ranks write one checkpoint together, as the executable does.
-void save(Run& run, Communicator& world, const std::filesystem::path& folder);
+void save_together(Run& run, Communicator& world, const std::filesystem::path& folder);
 /// The newest one.
-void load(Run& run, const std::filesystem::path& folder);
+void load_newest(Run& run, const std::filesystem::path& folder);
 
 /// What a job of `ranks` ranks leaves behind: statistics of every step, the state of every rank (of all ranks together where
 /// it is sharded), and the weights that each one's kernels read.
