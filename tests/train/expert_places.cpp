@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
@@ -327,6 +328,28 @@ TEST_CASE("averages of the load start anew where a checkpoint has none") {
   live(with(kMoving, "experts.place_every=0"), 2, 2, folder.path());
   const Placed on = live(kMoving, 2, 4, folder.path());
   CHECK(moves(on.stats) > 0);
+}
+
+TEST_CASE("a table that gives two experts one place is refused") {
+  Snapshot state;
+  StateValues values;
+  std::mutex mutex;
+  run_local_ranks(2, [&](Communicator& world) {
+    Run run(hybrid_config(skewed(kMoving)), &world);
+    run.add_to(state, mutex);
+    if (world.rank() == 0) values = run.trainer->values();
+  });
+  const auto restore = [&] {
+    run_local_ranks(2, [&](Communicator& world) {
+      Run run(hybrid_config(skewed(kMoving)), &world);
+      run.restore(state, values);
+    });
+  };
+  CHECK_NOTHROW(restore());
+  for (auto& [name, bytes] : state) {
+    if (name.ends_with("experts.places")) std::fill(bytes.begin(), bytes.end(), std::byte{0});
+  }
+  CHECK_THROWS_AS(restore(), InputError);
 }
 
 }  // namespace moesaic::test
