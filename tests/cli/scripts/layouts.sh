@@ -172,9 +172,9 @@ start 4 $placed run.dir=moved --resume=placed@4 > moved.txt 2>&1 || { cat moved.
 "$moesaic" ckpt diff placed/checkpoints/step-00000008 moved/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with experts that moved"; }
 for other in "1 experts.place_every=3" "4 parallel.ep=4 experts.place_every=2" "2 parallel.ep=2"; do
   # shellcheck disable=SC2086
-  start $other $rule run.dir=other --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }
+  start $other $rule run.dir=elsewhere --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }
   grep -q "step 8/8" other.txt || fail "$other did not finish what experts that move began"
-  rm -r other
+  rm -r elsewhere
 done
 # What a run tells of its exchanges.
 start 2 parallel.ep=2 dispatch.exchange=flat dispatch.buffer_factor=0.5 dispatch.overlap=true log.detail_every=2 train.steps=2 \
