@@ -164,6 +164,24 @@ void RunReport::step(const StepStats& stats,
   life_.last_loss = stats.loss;
   life_.skipped += stats.skipped ? 1 : 0;
   sinks_.on_step(record_of(stats, trainer));
+  for (const ExpertsMoved& moved : stats.moved) {
+    RunEvent event;
+    event.type = "experts_moved";
+    event.step = stats.step;
+    event.values = {{"layer", static_cast<double>(moved.layer)},
+                    {"rank_max_over_mean_before", moved.before},
+                    {"rank_max_over_mean_after", moved.after},
+                    {"experts", static_cast<double>(moved.experts)},
+                    {"bytes", static_cast<double>(moved.bytes)}};
+    event.line = fmt::format(
+        "experts moved: layer {}: rank max/mean {:.2f} -> {:.2f}, {} experts, {:.1f} MiB",
+        moved.layer,
+        moved.before,
+        moved.after,
+        moved.experts,
+        static_cast<double>(moved.bytes) / 1048576.0);
+    sinks_.on_event(event);
+  }
   if (!stats.skipped) return;
   RunEvent event;
   event.type = "skip";

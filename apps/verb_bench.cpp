@@ -91,6 +91,10 @@ void add_a2a(CLI::App& bench, Action& action) {
                    "Exponent of the experts' popularity; 0 = all alike, with expected rows")
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str();
+  verb->add_flag("--placed",
+                 o->placed,
+                 "Experts lie where experts.place_every would put them for what earlier tokens "
+                 "chose, not in order");
   verb->add_option("--ranks-per-node",
                    o->ranks_per_node,
                    "Ranks pose as nodes of so many; 0 = nodes by host names")

@@ -9,8 +9,13 @@ namespace moesaic {
 void SumOfSquares::check() const {
   MOESAIC_CHECK(partials.rank() == 1 && partials.dim(0) >= 1, "partials must be [n]");
   check_dtype(partials, DType::f64, "partials");
-  MOESAIC_CHECK(x.numel() % partials.dim(0) == 0,
-                fmt::format("{} elements do not split into {} sums", x.numel(), partials.dim(0)));
+  if (!index.empty()) {
+    check_dtype(index, DType::i32, "index");
+    MOESAIC_CHECK(index.rank() == 1 && index.dim(0) <= partials.dim(0),
+                  "index must be [n], with no more sums than partials");
+  }
+  MOESAIC_CHECK(x.numel() % sums() == 0,
+                fmt::format("{} elements do not split into {} sums", x.numel(), sums()));
   MOESAIC_CHECK(x.dtype() == DType::f64 || x.dtype() == DType::f32 || x.dtype() == DType::bf16,
                 "x must be f64, f32 or bf16");
 }

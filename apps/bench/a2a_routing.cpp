@@ -33,6 +33,15 @@ TokenChoices draw_choices(const RoutingOptions& o, int rank) {
   return choices;
 }
 
+std::vector<double> earlier_load(const RoutingOptions& o, int ranks) {
+  std::vector<double> load(static_cast<std::size_t>(o.experts));
+  for (int r = 0; r < ranks; ++r) {
+    for (const std::int32_t e : draw_choices(o, ranks + r).places)
+      load[static_cast<std::size_t>(e)] += 1;
+  }
+  return load;
+}
+
 Traffic count_rows(ExchangeMethod method,
                    const NodeGrid& grid,
                    const RoutingOptions& options,

@@ -17,6 +17,9 @@ struct RoutingOptions {
 /// The choices of one rank's tokens, a function of options and rank; the weights are drawn by the caller.
 TokenChoices draw_choices(const RoutingOptions& options, int rank);
 
+/// How often each expert is chosen by all ranks' tokens before those of draw_choices(), as many.
+std::vector<double> earlier_load(const RoutingOptions& options, int ranks);
+
 /// Rows that one dispatch sends from `rank`, counted from the choices of all ranks.
 Traffic count_rows(ExchangeMethod method,
                    const NodeGrid& grid,

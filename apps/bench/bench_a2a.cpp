@@ -17,6 +17,7 @@
 #include "parallel/dispatch/link_speeds.h"
 #include "parallel/dispatch/node_grid.h"
 #include "parallel/dispatch/volumes.h"
+#include "parallel/expert_placement.h"
 
 namespace moesaic::bench {
 namespace {
@@ -133,6 +134,7 @@ class A2aRun {
     std::vector<TokenChoices> choices;
     for (int r = 0; r < grid_.ranks(); ++r)
       choices.push_back(draw_choices(routing_, r));
+    place(choices);
     const int rank = host_.rank();
     std::vector<std::unique_ptr<A2aMethod>> methods;
     for (const ExchangeMethod m : methods_of(o_)) {
@@ -170,6 +172,25 @@ class A2aRun {
     }
   }
 
+  // The load of ranks with experts in order and placed; `choices` become places.
+  void place(std::vector<TokenChoices>& choices) {
+    std::vector<double> load(static_cast<std::size_t>(o_.experts));
+    for (const TokenChoices& of : choices) {
+      for (const std::int32_t e : of.places)
+        load[static_cast<std::size_t>(e)] += 1;
+    }
+    const PlacesOfExperts in_order = places_in_order(o_.experts),
+                          placed = balanced_places(
+                              earlier_load(routing_, grid_.ranks()), grid_, in_order);
+    rank_load_in_order_ = max_over_mean(rank_loads(load, in_order, grid_.ranks()));
+    rank_load_placed_ = max_over_mean(rank_loads(load, placed, grid_.ranks()));
+    if (!o_.placed) return;
+    for (TokenChoices& of : choices) {
+      for (std::int32_t& e : of.places)
+        e = placed[static_cast<std::size_t>(e)];
+    }
+  }
+
   double per_token(std::int64_t rows) const {
     return static_cast<double>(rows) / static_cast<double>(o_.tokens * grid_.ranks());
   }
@@ -200,6 +221,12 @@ class A2aRun {
         o_.choices,
         o_.experts,
         o_.zipf);
+    std::cout << fmt::format(
+        "choices of the busiest rank / mean: {:.3f} with experts in order, {:.3f} placed by what "
+        "earlier tokens chose; here they are {}\n",
+        rank_load_in_order_,
+        rank_load_placed_,
+        o_.placed ? "placed" : "in order");
     std::cout << fmt::format(
         "rows per token that leave a rank in one dispatch (combine: as many back), counted from "
         "the plan;\n"
@@ -279,6 +306,8 @@ class A2aRun {
         {"experts", o_.experts},
         {"choices", o_.choices},
         {"zipf", o_.zipf},
+        {"placed", o_.placed},
+        {"rank_max_over_mean", {{"in_order", rank_load_in_order_}, {"placed", rank_load_placed_}}},
         {"buffer_factor", o_.buffer_factor},
         {"repeats", o_.repeats},
         {"row_bytes", row_bytes()},
@@ -321,6 +350,7 @@ class A2aRun {
   NodeGrid grid_;
   std::string grid_reason_;
   RoutingOptions routing_;
+  double rank_load_in_order_ = 0, rank_load_placed_ = 0;  // busiest / mean
   LinkSpeeds speeds_;
   MethodChoice choice_;
   std::vector<A2aResult> results_;

@@ -193,6 +193,8 @@ RunResult run_steps(const config::Config& config,
     if (i == 0)
       result.gradients = put_together(own_gradients(*assembly.params, trainer.stream()), world);
     const StepStats stats = trainer.finish_step();
+    for (const ExpertsMoved& moved : stats.moved)
+      result.moved += moved.experts;
     result.steps.push_back({stats.loss,
                             stats.mtp_loss,
                             stats.indexer_kl,

@@ -25,6 +25,7 @@ struct RunResult {
   std::int64_t choices = 0,
                differing = 0;  ///< made while others were replayed, and not among those
   PathLog kernels;             ///< of this rank, where ops have several
+  std::int64_t moved = 0;      ///< experts that changed places on the way (experts.place_every)
 };
 
 /// What becomes of the choices of layers. Both null: they are left alone.

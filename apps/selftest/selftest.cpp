@@ -160,6 +160,7 @@ int compare_all(const LayoutsOptions& options,
       row.difference = compare(result, one);
       row.choices = result.choices;
       row.differing = result.differing;
+      row.moved = result.moved;
       row.agrees = row.difference.within(bounds);
     } else {
       row.agrees = true;  // the first rank judges

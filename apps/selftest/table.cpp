@@ -50,8 +50,9 @@ void Table::add(const Row& row) {
                       d.later,
                       d.weights);
   if (replays()) out_ << fmt::format("{:>16}", fmt::format("{}/{}", row.differing, row.choices));
-  out_ << fmt::format("{:>8.1f}{}\n",
+  out_ << fmt::format("{:>8.1f}{}{}\n",
                       row.seconds,
+                      row.moved > 0 ? fmt::format("  {} experts moved", row.moved) : "",
                       row.agrees ? ""
                                  : fmt::format("  DIFFERS: gradient of {}; later {}; weights {}",
                                                d.gradient_name,
@@ -86,6 +87,7 @@ void Table::print_json() {
                    {"weights_name", r.difference.weights_name},
                    {"choices_replayed", r.choices},
                    {"choices_differing", r.differing},
+                   {"experts_moved", r.moved},
                    {"seconds", r.seconds},
                    {"agrees", r.agrees},
                    {"device", options_.where},

@@ -14,7 +14,7 @@
 namespace moesaic {
 
 /// A tensor of the training state under its layout-free name: "model.layers.3.…weight" (weights),
-/// "optimizer/m/…", "ema/…", "buffer/…". Experts appear one by one under their global name.
+/// "optimizer/m/…", "ema/…", "buffer/…" ("buffer/optional/…": may be missing, or unknown). Experts appear one by one under their global name.
 struct StateTensor {
   std::string name;
   TensorView view;  ///< on the run's device

@@ -25,6 +25,11 @@ std::string kind(DType dtype, const Shape& shape) {
   return fmt::format("{} {}", name(dtype), to_string(shape));
 }
 
+// What only says where things were: nothing is lost with it.
+bool is_optional(std::string_view tensor) {
+  return tensor.starts_with("buffer/optional/");
+}
+
 // Everything in which the checkpoint and the run's tensors differ.
 std::vector<std::string> differences(const Manifest& manifest, const Wanted& wanted, bool strict) {
   std::vector<std::string> problems;
@@ -32,7 +37,7 @@ std::vector<std::string> differences(const Manifest& manifest, const Wanted& wan
   for (const auto& t : manifest.tensors) {
     const auto w = wanted.find(t.name);
     if (w == wanted.end()) {
-      if (strict && found.insert(t.name).second)
+      if (strict && !is_optional(t.name) && found.insert(t.name).second)
         problems.push_back(fmt::format(
             "unexpected: '{}' {} is not part of this run", t.name, kind(t.dtype, t.whole())));
       continue;
@@ -47,7 +52,7 @@ std::vector<std::string> differences(const Manifest& manifest, const Wanted& wan
     }
   }
   for (const auto& [tensor, w] : wanted) {
-    if (!found.contains(tensor))
+    if (!found.contains(tensor) && !is_optional(tensor))
       problems.push_back(
           fmt::format("missing: '{}', expected {}", tensor, kind(w->dtype(), w->whole())));
   }

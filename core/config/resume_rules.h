@@ -118,6 +118,8 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},
+    {"experts.place_every", OnResume::logged, kOrder},
+    {"experts.place_decay", OnResume::logged, kOrder},
     {"memory.device_budget", OnResume::free, ""},
     {"memory.host_budget", OnResume::free, ""},
     {"memory.file_budget", OnResume::free, ""},

@@ -135,6 +135,22 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "What of the experts lives outside device memory: none, optimizer states, or weights too "
     "(full).")
       .only_default("the offload of experts");
+  f("place_every",
+    &S::place_every,
+    "Steps after which the experts of a layer are dealt anew to the nodes and ranks of "
+    "parallel.ep, "
+    "so that ranks have equally much to do by the average load of the experts; weights and "
+    "optimizer "
+    "state move with them. Nothing moves where less than a hundredth of the busiest rank's load "
+    "would be won. The model that is trained is the same; 0 = experts stay in order.")
+      .between(0, kMaxCount)
+      .example("500");
+  f("place_decay",
+    &S::place_decay,
+    "Share of the past in the average load of an expert: average = place_decay x average + (1 - "
+    "place_decay) x its share of the step's choices.")
+      .at_least(0)
+      .below(1);
 }
 
 void MemoryConfig::describe(Fields<MemoryConfig>& f) {

@@ -53,6 +53,8 @@ struct ActivationsConfig {
 
 struct ExpertsConfig {
   ExpertOffload offload = ExpertOffload::none;
+  std::int64_t place_every = 0;  ///< steps; 0 = experts stay where they are
+  double place_decay = 0.99;
   static void describe(Fields<ExpertsConfig>& f);
 };
 

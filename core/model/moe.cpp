@@ -68,10 +68,21 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
   }
 }
 
-// Each rank of an expert group holds an equal run of the experts, and of their inner width.
+// Each rank of an expert group holds equally many of the experts, at first a run, and a part of their inner width.
 void MoeLayer::declare_experts_parameters(ParameterStore& params) {
   const std::int64_t f = options_.inner,
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
+  places_ = params.declare_places(options_.experts);
+  if (options_.place) {
+    average_load_ = params.declare_buffer({.name = prefix_ + "experts.average_load",
+                                           .shape = {options_.experts},
+                                           .dtype = precision_.stats,
+                                           .is_optional = true});
+    saved_places_ = params.declare_buffer({.name = prefix_ + "experts.places",
+                                           .shape = {options_.experts},
+                                           .dtype = DType::i32,
+                                           .is_optional = true});
+  }
   const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols, int inner) {
     auto s = matrix_spec(prefix_ + "experts.{}." + which + ".weight",
                          rows,
@@ -79,6 +90,7 @@ void MoeLayer::declare_experts_parameters(ParameterStore& params) {
                          options_.init_std,
                          Part::routed_expert);
     s.members = options_.experts;
+    s.places = places_;
     s.active_members = options_.top_k;
     s.use_counts = counts_;
     s.placement = {{{Axis::ep, 0}, {Axis::etp, inner}}, AxisFamily::expert};

@@ -45,6 +45,11 @@ class MoeLayer : public Module {
   BufferId histogram() const noexcept {
     return histogram_;
   }  ///< i32 [E, bins], of the step (quantile rule)
+  /// Where the experts are.
+  PlacesId places() const noexcept { return places_; }
+  // With MoeOptions::place, for whoever places them:
+  BufferId average_load() const noexcept { return average_load_; }  ///< [E]
+  BufferId saved_places() const noexcept { return saved_places_; }  ///< i32 [E]
   BufferId frequency() const noexcept {
     return frequency_;
   }  ///< [E], of the previous step (global auxiliary loss)
@@ -210,7 +215,8 @@ class MoeLayer : public Module {
   HostId plan_;
   std::int64_t further_passes_ = 0;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
-  BufferId bias_, counts_, histogram_, frequency_;
+  BufferId bias_, counts_, histogram_, frequency_, average_load_, saved_places_;
+  PlacesId places_;
   std::unique_ptr<GatedMlp> shared_;
   Activations a_;
   ConstTensorView given_;

@@ -21,13 +21,13 @@ void MoeLayer::declare_departure(TapeSpec& tape) {
       reads,
       {a_.plan},
       [this](Tape& p) {
-        exchange_->begin_plan(
-            plan_of(p),
-            p.backend(),
-            p.out(a_.plan),
-            {.topk = p.in(a_.all_topk),
-             .weights = p.in(a_.all_weights),
-             .kept = a_.all_kept.valid() ? p.in(a_.all_kept) : ConstTensorView()});
+        exchange_->begin_plan(plan_of(p),
+                              p.backend(),
+                              p.out(a_.plan),
+                              {.topk = p.in(a_.all_topk),
+                               .weights = p.in(a_.all_weights),
+                               .kept = a_.all_kept.valid() ? p.in(a_.all_kept) : ConstTensorView(),
+                               .place_of_expert = params_.place_of_member(places_)});
       },
       StepKind::chooses);
 }

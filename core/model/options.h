@@ -88,6 +88,7 @@ struct MoeOptions {
   RowFormat rows = RowFormat::plain, gradient_rows = RowFormat::plain;
   double eps = 1e-5;
   double init_std = 0.02;
+  bool place = false;  ///< keeps averages of the load, and the places that they led to
 };
 
 enum class ResidualKind : std::uint8_t { plain, attention };

@@ -50,6 +50,11 @@ const char* name(Part part) noexcept {
   return "?";
 }
 
+std::string BufferSpec::checkpoint_name() const {
+  if (is_parameter_in_checkpoint) return name;
+  return (is_optional ? "buffer/optional/" : "buffer/") + name;
+}
+
 StorageId ParameterStore::declare_storage(const std::string& storage_name,
                                           std::int64_t members,
                                           std::int64_t rows,
@@ -113,6 +118,12 @@ ParameterStore::Place ParameterStore::make_place(const ParameterSpec& spec) cons
   if (family) {
     place.members = block.extent[0];
     place.first_member = block.offset[0];
+    if (spec.places.valid()) {
+      MOESAIC_CHECK(
+          at(spec.places).members_here.size() == static_cast<std::size_t>(place.members) &&
+              at(spec.places).of_member.size() == static_cast<std::size_t>(spec.members),
+          "the members of '" + spec.name + "' are not where its table says");
+    }
   }
   const int first = family ? 1 : 0;
   place.block.extent.rank = place.block.offset.rank = spec.shape.rank;
@@ -142,7 +153,7 @@ std::vector<MemoryUse> ParameterStore::memory_use() const {
   return {{"weights", weight_memory_.bytes()},
           {"master weights", master_memory_.bytes()},
           {"gradients", grad_memory_.bytes()},
-          {"expert slots", slot_memory_.bytes()},
+          {"expert slots", slot_memory_.bytes() + places_memory_.bytes()},
           {"persistent buffers", buffer_memory_.bytes()}};
 }
 
@@ -262,6 +273,8 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     }
   }
 
+  allocate_places();
+
   std::size_t buffer_bytes = 0;
   for (const auto& b : buffers_)
     buffer_bytes += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
@@ -346,7 +359,7 @@ std::string ParameterStore::member_name(ParamId id, std::int64_t member) const {
   std::string n = spec.name;
   const auto at_brace = n.find("{}");
   MOESAIC_CHECK(at_brace != std::string::npos, "a family's name holds {}");
-  return n.replace(at_brace, 2, std::to_string(first_member(id) + member));
+  return n.replace(at_brace, 2, std::to_string(number_of(id, member)));
 }
 
 TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t member) const {

@@ -63,6 +63,10 @@ struct BufferId {
   std::int32_t index = -1;
   bool valid() const noexcept { return index >= 0; }
 };
+struct PlacesId {
+  std::int32_t index = -1;
+  bool valid() const noexcept { return index >= 0; }
+};
 
 /// A logical tensor: what optimizers, checkpoints and conversions see. A family ("…experts.{}.w1.weight", members > 1)
 /// is `members` tensors of one shape. All sizes are those of the whole tensor, in any layout.
@@ -78,6 +82,7 @@ struct ParameterSpec {
   bool matrix = false;  ///< optimised by Muon when the optimizer is Muon
   std::vector<RowRange>
       blocks;  ///< row blocks that Muon treats as matrices of their own (per-head Muon); empty: whole
+  PlacesId places;                  ///< families: which member is where, when that may change
   std::int64_t active_members = 0;  ///< members that one token uses (families); for counting
   BufferId
       use_counts;  ///< families: the step's buffer [members] that counts the tokens of each; may be invalid
@@ -98,10 +103,13 @@ struct BufferSpec {
   Shape shape;
   DType dtype = DType::f32;
   bool is_parameter_in_checkpoint = false;  ///< counted as a model tensor (e_score_correction_bias)
+  /// About where things are: checkpoints may lack it, and runs may have no use for it.
+  bool is_optional = false;
   Part part = Part::router;
   Lifetime lifetime = Lifetime::persistent;
   BufferReduce reduce = BufferReduce::none;
   double initial = 0;  ///< value of every element at the start (floating buffers)
+  std::string checkpoint_name() const;
 };
 
 /// Access to a weight for the time of its scope. When weights are resident it is just the view; when they are offloaded
@@ -137,7 +145,9 @@ struct StateSharding {
 /// apart, so that a reduction is one call over one span and the order of sums follows the declarations.
 ///
 /// In a layout the store holds this rank's block of every parameter (spec.placement): some members of a family, some rows
-/// or columns of a tensor. Members are numbered from 0 on each rank; names and initial values are those of the whole.
+/// or columns of a tensor. Members are counted from 0 on each rank; names and initial values are those of the whole. Which
+/// number in the whole family a rank's members have is a table where the family names one (declare_places()), else they
+/// are a run.
 class ParameterStore {
  public:
   explicit ParameterStore(const Precision& precision, MeshPosition position = {})
@@ -156,6 +166,9 @@ class ParameterStore {
   /// A parameter with a storage of its own, shaped like the parameter (families: [members, …]).
   StorageId declare(ParameterSpec spec);
   BufferId declare_buffer(BufferSpec spec);
+  /// Where the `members` members of families are that are spread over Axis::ep alike, as those of a layer: member m at place
+  /// rank * (members / ranks) + its number there. Each at the place of its own number at first.
+  PlacesId declare_places(std::int64_t members);
 
   /// Before seal(). Without it, and where a gradient is not summed over ranks, every rank keeps all state of what it holds.
   void shard_state(StateSharding sharding);
@@ -179,6 +192,8 @@ class ParameterStore {
   /// Gradient of a storage (gradient type, accumulates); empty while frozen.
   TensorView grad(StorageId id) const;
   ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
+  /// i32 [members of all ranks], as Routing::place_of_expert; empty while all are in order.
+  ConstTensorView place_of_member(PlacesId id) const { return at(id).on_device; }
   TensorView buffer(BufferId id) const;
 
   // --- storages as a whole, for work that is the same for all their parameters
@@ -188,6 +203,8 @@ class ParameterStore {
   TensorView storage_weight(StorageId id) const { return at(id).weight; }
   /// Elements [begin, end) of a storage whose masters and optimizer state live on this rank; all of it unless sharded.
   const FlatRange& own_range(StorageId id) const { return at(id).own; }
+  /// The same of the rank with this number among those that sum the storage's gradients.
+  FlatRange range_of_owner(StorageId id, int owner) const;
   /// Of the own range; flat when that is not the whole.
   TensorView storage_master(StorageId id) const { return at(id).master; }
   TensorView storage_remainder(StorageId id) const { return at(id).remainder; }
@@ -198,9 +215,18 @@ class ParameterStore {
     return params_[static_cast<std::size_t>(id.index)];
   }
   std::span<const BufferSpec> buffers() const noexcept { return buffers_; }
-  /// Members on this rank, 1 for single tensors, and the number that the first one has in the whole family.
+  /// Members on this rank, 1 for single tensors, and the number that one has in the whole family.
   std::int64_t members_here(ParamId id) const { return place(id).members; }
-  std::int64_t first_member(ParamId id) const { return place(id).first_member; }
+  std::int64_t number_of(ParamId id, std::int64_t member) const;
+  /// The numbers of all members here, i32 [members]; empty while they are a run.
+  ConstTensorView numbers_here(ParamId id) const;
+  /// Of every tensor of a storage here (a member's parameters in turn) its number among those of all ranks, i32; empty
+  /// while they are a run.
+  ConstTensorView tensor_numbers(StorageId id) const { return at(id).tensor_numbers; }
+  std::span<const std::int32_t> places(PlacesId id) const { return at(id).of_member; }
+  /// Another table, a permutation; what the members have (weights, state) must be moved by the caller. Enqueues, and waits
+  /// for nothing: the stream must have passed an earlier call.
+  void set_places(PlacesId id, std::span<const std::int32_t> places, Stream& stream);
   /// What this rank holds of every member, in the coordinates of the whole member.
   const LocalBlock& block_of_member(ParamId id) const { return place(id).block; }
   bool holds_whole_members(ParamId id) const { return place(id).block.extent == spec(id).shape; }
@@ -284,6 +310,13 @@ class ParameterStore {
     std::int64_t grad_begin = 0;  // elements of all gradients
     FlatRange own;
     bool is_sharded = false;
+    TensorView tensor_numbers;
+  };
+  struct Places {
+    std::vector<std::int32_t> of_member;
+    std::vector<std::int32_t> members_here;  // by number on this rank
+    TensorView table, numbers, host;         // memory; host: of table, numbers and tensor numbers
+    ConstTensorView on_device;               // the table, or nothing while in order
   };
   struct Place {
     StorageId storage;
@@ -294,6 +327,11 @@ class ParameterStore {
   };
   const Place& place(ParamId id) const { return param_place_[static_cast<std::size_t>(id.index)]; }
   Place make_place(const ParameterSpec& spec) const;
+  Places& at(PlacesId id) { return places_[static_cast<std::size_t>(id.index)]; }
+  const Places& at(PlacesId id) const { return places_[static_cast<std::size_t>(id.index)]; }
+  std::vector<StorageId> storages_by(PlacesId id) const;
+  std::int64_t table_elements(PlacesId id) const;
+  void allocate_places();
   std::size_t gradient_group_of(const Storage& storage);
   bool is_trained(const Storage& storage) const;
   void place_gradients();
@@ -316,7 +354,9 @@ class ParameterStore {
   std::vector<Storage> storages_;
   std::vector<BufferSpec> buffers_;
   std::vector<TensorView> buffer_views_;
+  std::vector<Places> places_;
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
+  Buffer places_memory_, places_host_;
   TensorView grads_;
   std::vector<GradientGroup> gradient_groups_;
   std::optional<StateSharding> sharding_;

@@ -139,21 +139,30 @@ void ParameterStore::deal_group(std::size_t group) {
     Bucket bucket{group, s.grad_begin, end, {}, {}};
     cuts.push_back({end});
     bucket.bounds = deal(cuts, loads);
-    const auto mine = static_cast<std::size_t>(me);
-    const std::int64_t own_begin = bucket.begin + bucket.bounds[mine],
-                       own_end = bucket.begin + bucket.bounds[mine + 1];
+    buckets_.push_back(std::move(bucket));
     for (const std::size_t i : storages) {
       Storage& t = storages_[i];
-      if (t.grad_begin < bucket.begin || t.grad_begin >= end) continue;
+      if (t.grad_begin < s.grad_begin || t.grad_begin >= end) continue;
       t.is_sharded = true;
-      const std::int64_t n = t.shape.numel();
-      t.own = {std::clamp<std::int64_t>(own_begin - t.grad_begin, 0, n),
-               std::clamp<std::int64_t>(own_end - t.grad_begin, 0, n)};
+      t.own = range_of_owner({static_cast<std::int32_t>(i)}, me);
     }
-    buckets_.push_back(std::move(bucket));
     end = s.grad_begin;
     cuts.clear();
   }
+}
+
+FlatRange ParameterStore::range_of_owner(StorageId id, int owner) const {
+  const Storage& s = at(id);
+  const std::int64_t n = s.shape.numel();
+  for (const Bucket& bucket : buckets_) {
+    if (!s.is_sharded || bucket.group != s.gradient_group || s.grad_begin < bucket.begin ||
+        s.grad_begin >= bucket.end)
+      continue;
+    const std::int64_t* bound = &bucket.bounds.at(static_cast<std::size_t>(owner));
+    return {std::clamp<std::int64_t>(bucket.begin + bound[0] - s.grad_begin, 0, n),
+            std::clamp<std::int64_t>(bucket.begin + bound[1] - s.grad_begin, 0, n)};
+  }
+  return {0, n};
 }
 
 // In the order of declaration; where state is sharded as gradients lie, group by group.

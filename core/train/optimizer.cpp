@@ -194,13 +194,21 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
   copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
 }
 
-// Of `count` tensors of a storage from `first` on: all parameters of this rank's first member, then those of the second, …
-TensorView Optimizer::partials_of(StorageId id, std::int64_t first, std::int64_t count) const {
+// Of all tensors of a storage on all ranks: the parameters of its first member, then those of the second, …
+TensorView Optimizer::partials_of(StorageId id) const {
   const auto ids = params_.params_of(id);
-  const std::int64_t begin =
-      first_slot_[static_cast<std::size_t>(id.index)] +
-      params_.first_member(ids.front()) * static_cast<std::int64_t>(ids.size()) + first;
-  return partials_.rows(begin, begin + count);
+  const std::int64_t begin = first_slot_[static_cast<std::size_t>(id.index)];
+  return partials_.rows(
+      begin,
+      begin + all_members(params_.spec(ids.front())) * static_cast<std::int64_t>(ids.size()));
+}
+
+// Of one of those on this rank, counted in the same way from 0.
+TensorView Optimizer::partial_of(StorageId id, std::int64_t tensor) const {
+  const auto ids = params_.params_of(id);
+  const auto each = static_cast<std::int64_t>(ids.size());
+  const std::int64_t n = params_.number_of(ids.front(), tensor / each) * each + tensor % each;
+  return partials_of(id).rows(n, n + 1);
 }
 
 // The partials of what this rank owns of a storage.
@@ -212,15 +220,21 @@ void Optimizer::sum_squares(Backend& backend, StorageId id) {
   const FlatRange& own = params_.own_range(id);
   if (own.begin == own.end) return;
   const std::int64_t each = params_.block_of_member(ids.front()).extent.numel();
-  if (!grad.empty() && is_uniform(id) && own.begin % each == 0 && own.end % each == 0)
+  if (!grad.empty() && is_uniform(id) && own.begin % each == 0 && own.end % each == 0) {
+    const std::int64_t first = own.begin / each, end = own.end / each;
+    const ConstTensorView numbers = params_.tensor_numbers(id);
+    const std::int64_t begin = params_.number_of(ids.front(), 0) * per_member;
+    const TensorView all = partials_of(id);
     return run(
         backend,
-        SumOfSquares{.partials = partials_of(id, own.begin / each, (own.end - own.begin) / each),
-                     .x = grad.reshaped({grad.numel()}).rows(own.begin, own.end)});
+        SumOfSquares{.partials = numbers.empty() ? all.rows(begin + first, begin + end) : all,
+                     .x = grad.reshaped({grad.numel()}).rows(own.begin, own.end),
+                     .index = numbers.empty() ? numbers : numbers.rows(first, end)});
+  }
   for (std::int64_t i = 0; i < tensors; ++i) {
     const ParamId p = ids[static_cast<std::size_t>(i % per_member)];
     if (params_.own_piece(p, i / per_member).is_empty()) continue;
-    const TensorView partial = partials_of(id, i, 1);
+    const TensorView partial = partial_of(id, i);
     const TensorView one = params_.own_gradient(p, i / per_member);
     if (one.empty()) {
       run(backend, Fill{.y = partial, .value = 0.0});
@@ -306,14 +320,19 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
 void Optimizer::update_family(Backend& backend, ParamId id) {
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
   const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group,
-                     members = params_.members_here(id), first = params_.first_member(id);
+                     members = params_.members_here(id);
   const ConstTensorView scalars = scalars_.rows(group, group + 1).reshaped({kNumStepScalars});
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
-  if (by_use)
+  if (by_use) {
+    const ConstTensorView counts = params_.buffer(spec.use_counts),
+                          numbers = params_.numbers_here(id);
+    const std::int64_t first = params_.number_of(id, 0);
     run(backend,
         MemberScalars{.rows = member_scalars_.rows(0, members),
                       .scalars = scalars,
-                      .counts = params_.buffer(spec.use_counts).rows(first, first + members)});
+                      .counts = numbers.empty() ? counts.rows(first, first + members) : counts,
+                      .numbers = numbers});
+  }
   for (std::int64_t e = 0; e < members; ++e) {
     update_one(backend,
                id,
@@ -553,6 +572,16 @@ std::vector<StateTensor> Optimizer::state() const {
     }
   }
   return all;
+}
+
+std::vector<TensorView> Optimizer::state_of_storage(StorageId id) const {
+  const State& own = states_[static_cast<std::size_t>(id.index)];
+  const Entry& of = entry(params_.params_of(id).front());
+  std::vector<TensorView> kinds;
+  if (of.trained && of.muon) kinds = {own.momentum};
+  if (of.trained && !of.muon) kinds = {own.m, own.v};
+  if (options_.ema_decay) kinds.push_back(own.average);
+  return kinds;
 }
 
 void Optimizer::save_counters(StateValues& values) const {

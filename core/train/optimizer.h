@@ -79,6 +79,8 @@ class Optimizer {
 
   /// State for checkpoints, this rank's pieces of it where it is sharded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
+  /// The kinds of state of a storage, flat, of this rank's range of it: an empty view where that is empty.
+  std::vector<TensorView> state_of_storage(StorageId id) const;
   /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
   void save_counters(StateValues& values) const;
@@ -106,7 +108,8 @@ class Optimizer {
   }
   bool is_uniform(StorageId id) const;
   void sum_squares(Backend& backend, StorageId id);
-  TensorView partials_of(StorageId id, std::int64_t first, std::int64_t count) const;
+  TensorView partials_of(StorageId id) const;
+  TensorView partial_of(StorageId id, std::int64_t tensor) const;
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);

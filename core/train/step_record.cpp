@@ -29,13 +29,20 @@ ExpertLoad expert_load(std::vector<std::int64_t> tokens) {
   return load;
 }
 
+void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks) {
+  const std::vector<double> tokens(load.tokens.begin(), load.tokens.end());
+  const std::vector<double> sums = rank_loads(tokens, places, ranks);
+  load.rank_max_over_mean = max_over_mean(sums);
+  load.rank_tokens.assign(sums.begin(), sums.end());
+}
+
 namespace {
 
 // What of a load has a fixed size.
 struct FixedPart {
-  std::int64_t layer = 0, dead_experts = 0, counts = 0;
-  double max_over_mean = 0, entropy = 0, bias_min = 0, bias_max = 0;
-  std::int64_t has_bias = 0, has_passes = 0, passes = 0;
+  std::int64_t layer = 0, dead_experts = 0, counts = 0, ranks = 0;
+  double max_over_mean = 0, entropy = 0, bias_min = 0, bias_max = 0, of_ranks = 0;
+  std::int64_t has_bias = 0, has_passes = 0, passes = 0, has_ranks = 0;
 };
 
 }  // namespace
@@ -44,16 +51,19 @@ void write_expert_load(std::string& bytes, const ExpertLoad& load) {
   const FixedPart part{.layer = load.layer,
                        .dead_experts = load.dead_experts,
                        .counts = static_cast<std::int64_t>(load.tokens.size()),
+                       .ranks = static_cast<std::int64_t>(load.rank_tokens.size()),
                        .max_over_mean = load.max_over_mean,
                        .entropy = load.entropy,
                        .bias_min = load.bias_min.value_or(0),
                        .bias_max = load.bias_max.value_or(0),
+                       .of_ranks = load.rank_max_over_mean.value_or(0),
                        .has_bias = load.bias_min ? 1 : 0,
                        .has_passes = load.further_passes ? 1 : 0,
-                       .passes = load.further_passes.value_or(0)};
+                       .passes = load.further_passes.value_or(0),
+                       .has_ranks = load.rank_max_over_mean ? 1 : 0};
   bytes.append(reinterpret_cast<const char*>(&part), sizeof part);
-  bytes.append(reinterpret_cast<const char*>(load.tokens.data()),
-               load.tokens.size() * sizeof(std::int64_t));
+  for (const auto* list : {&load.tokens, &load.rank_tokens})
+    bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(std::int64_t));
 }
 
 ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at) {
@@ -74,8 +84,11 @@ ExpertLoad read_expert_load(const std::string& bytes, std::size_t& at) {
     load.bias_max = part.bias_max;
   }
   if (part.has_passes != 0) load.further_passes = part.passes;
+  if (part.has_ranks != 0) load.rank_max_over_mean = part.of_ranks;
   load.tokens.resize(static_cast<std::size_t>(part.counts));
-  get(load.tokens.data(), load.tokens.size() * sizeof(std::int64_t));
+  load.rank_tokens.resize(static_cast<std::size_t>(part.ranks));
+  for (auto* list : {&load.tokens, &load.rank_tokens})
+    get(list->data(), list->size() * sizeof(std::int64_t));
   return load;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/train/step_timer.h"
+#include "parallel/expert_placement.h"
 
 namespace moesaic {
 
@@ -15,8 +16,11 @@ struct ExpertLoad {
   double max_over_mean = 0;       ///< tokens of the busiest expert / mean over experts; 1 is even
   std::int64_t dead_experts = 0;  ///< experts without a token in this step
   double entropy = 0;  ///< of the shares of the experts, over its largest value; 1 is even
+  /// With parallel.ep: assignments at the busiest of the ranks that share the experts / mean over these ranks.
+  std::optional<double> rank_max_over_mean;
   // In steps with details (log.expert_every, log.detail_every), else empty:
   std::vector<std::int64_t> tokens;          ///< per expert, exact, of all ranks
+  std::vector<std::int64_t> rank_tokens;     ///< assignments per rank of the experts
   std::optional<double> bias_min, bias_max;  ///< of the router's selection bias after the step
   /// Of the exchange, beyond the first of each micro-batch, on rank 0 (of a pipeline: of its stages' first ranks); with
   /// dispatch.buffer_factor.
@@ -41,6 +45,8 @@ struct LayerExchange {
 
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
+/// Adds those of the ranks on which the experts were in this step.
+void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks);
 
 /// As bytes, for ranks of one build: appends; reads from `at` on and moves it. Throws InternalError when bytes are missing.
 void write_expert_load(std::string& bytes, const ExpertLoad& load);

@@ -138,6 +138,17 @@ void Trainer::allocate() {
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
   // Split masters round to bf16 in their own way, which only their owner can.
   if (reduction_) reduction_->gather_weights(backend_->stream());
+  if (config.experts.place_every > 0) {
+    placer_ = std::make_unique<ExpertPlacer>(
+        *parts_.params,
+        *parts_.optimizer,
+        parts_.model->moe_layers(),
+        stage(),
+        ExpertPlacer::Options{
+            .every = config.experts.place_every,
+            .decay = config.experts.place_decay,
+            .nodes = expert_nodes(parts_.params->position(), parts_.ranks_per_node)});
+  }
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -497,6 +508,8 @@ StepStats Trainer::finish_step() {
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
+  if (placer_ && step_ % parts_.config->experts.place_every == 0)
+    stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
   return stats;
@@ -526,6 +539,8 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   stats.learning_rate = scalars.learning_rate;
   stats.tokens = static_cast<std::int64_t>(scalars.tokens);
   stats.experts = of_all_stages(expert_loads(experts));
+  for (std::size_t l = 0; placer_ && !outcome.skipped && l < experts.size(); ++l)
+    placer_->count(l, experts[l].tokens, stream);
   if (exchange_meter_.is_on()) stats.exchange = of_all_stages(exchange_times());
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
@@ -568,10 +583,15 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     const auto* tokens = host.tokens.as<std::int64_t>();
     ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
+    if (const int ranks = parts_.params->position().extent(Axis::ep); ranks > 1) {
+      const auto places = parts_.params->places(layers[l].moe->places());
+      add_ranks(load, {places.begin(), places.end()}, ranks);
+    }
     if (exchange_ != nullptr && exchange_->may_take_passes())
       load.further_passes = layers[l].moe->further_passes() - passes_before_[l];
     if (host.bias.empty()) {
       load.tokens.clear();
+      load.rank_tokens.clear();
     } else {
       for (std::int64_t e = 0; e < host.bias.numel(); ++e) {
         const double bias = host_value(host.bias, e);
@@ -601,14 +621,14 @@ std::vector<LayerExchange> Trainer::exchange_times() {
   return times;
 }
 
-std::vector<LayerExchange> Trainer::of_all_stages(std::vector<LayerExchange> own) const {
+template <class Value>
+std::vector<Value> Trainer::of_all_stages(std::vector<Value> own) const {
   if (!is_pipelined()) return own;
-  std::vector<LayerExchange> all;
-  const std::string bytes(reinterpret_cast<const char*>(own.data()),
-                          own.size() * sizeof(LayerExchange));
+  std::vector<Value> all;
+  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Value));
   for (const std::string& from : stages()->all_gather_host(bytes)) {
     const std::size_t before = all.size();
-    all.resize(before + from.size() / sizeof(LayerExchange));
+    all.resize(before + from.size() / sizeof(Value));
     std::copy_n(from.data(), from.size(), reinterpret_cast<char*>(all.data() + before));
   }
   std::stable_sort(

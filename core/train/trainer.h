@@ -16,6 +16,7 @@
 #include "core/train/batch_counts.h"
 #include "core/train/evaluation.h"
 #include "core/train/expert_exchange.h"
+#include "core/train/expert_placer.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
@@ -44,6 +45,7 @@ struct StepStats {
   bool skipped = false;     ///< not finite: nothing but position and learning rate moved on
   std::vector<ExpertLoad> experts;
   std::vector<LayerExchange> exchange;  ///< of this rank, in steps with details
+  std::vector<ExpertsMoved> moved;      ///< after the step, by experts.place_every
 };
 
 /// What a data set has given to the steps so far.
@@ -160,7 +162,9 @@ class Trainer {
   /// Of the micro-batch of this number on this rank.
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
-  std::vector<LayerExchange> of_all_stages(std::vector<LayerExchange> own) const;
+  /// Lists of values in the order of their layers.
+  template <class Value>
+  std::vector<Value> of_all_stages(std::vector<Value> own) const;
   double loss_of(const data::Batch& batch);
   /// Whether several ranks share a micro-batch.
   bool splits_batches() const {
@@ -192,6 +196,7 @@ class Trainer {
   TensorView losses_;
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
+  std::unique_ptr<ExpertPlacer> placer_;          // with experts.place_every
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap

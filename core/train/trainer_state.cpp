@@ -31,8 +31,7 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.buffers().size(); ++i) {
     const BufferSpec& spec = params.buffers()[i];
     if (spec.lifetime != Lifetime::persistent) continue;
-    all.push_back({spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name,
-                   params.buffer({static_cast<std::int32_t>(i)})});
+    all.push_back({spec.checkpoint_name(), params.buffer({static_cast<std::int32_t>(i)})});
   }
   return all;
 }
@@ -92,7 +91,7 @@ std::vector<StateTensor> Trainer::owned_state() const {
   const bool is_first = params.position().is_first_of_stage();
   std::set<std::string> buffers;
   for (const BufferSpec& spec : params.buffers())
-    buffers.insert(spec.is_parameter_in_checkpoint ? spec.name : "buffer/" + spec.name);
+    buffers.insert(spec.checkpoint_name());
   std::vector<StateTensor> all = state();
   std::erase_if(all, [&](const StateTensor& t) {
     return buffers.contains(t.name) ? !is_first : of_others.contains(parameter_of(t.name));
@@ -168,6 +167,7 @@ StateValues Trainer::values() const {
   v.integers["skipped_steps"] = skipped_total_;
   v.integers["consecutive_bad_steps"] = bad_steps_;
   v.texts["data_order"] = data_order();
+  if (placer_) v.integers["experts.ranks"] = parts_.params->position().extent(Axis::ep);
   parts_.optimizer->save_counters(v);
   if (is_pipelined()) add_of_other_stages(v, *stages());
   return v;
@@ -197,6 +197,10 @@ void Trainer::load_values(const StateValues& values) {
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
   if (reduction_) reduction_->gather_weights(backend_->stream());
+  if (placer_) {
+    const auto ranks = values.integers.find("experts.ranks");
+    placer_->restore(ranks == values.integers.end() ? 0 : ranks->second, backend_->stream());
+  }
   phase_ = -1;
 }
 

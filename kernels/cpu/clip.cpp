@@ -13,12 +13,12 @@ namespace {
 constexpr std::int64_t kBlock = 4096;  // elements per partial sum; part of the bits
 
 std::int64_t blocks_per_sum(const SumOfSquares& op) {
-  return (op.x.numel() / op.partials.dim(0) + kBlock - 1) / kBlock;
+  return (op.x.numel() / op.sums() + kBlock - 1) / kBlock;
 }
 
 template <class T>
 void sum_blocks(ThreadPool& pool, const SumOfSquares& op, double* block_sums) {
-  const std::int64_t n = op.partials.dim(0), size = op.x.numel() / n, blocks = blocks_per_sum(op);
+  const std::int64_t n = op.sums(), size = op.x.numel() / n, blocks = blocks_per_sum(op);
   const T* x = op.x.as<T>();
   pool.parallel_for(n * blocks, 8, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
@@ -34,11 +34,12 @@ void sum_blocks(ThreadPool& pool, const SumOfSquares& op, double* block_sums) {
       block_sums[i] = sum;
     }
   });
-  auto* partials = op.partials.as<double>();
+  const auto* index = op.index.empty() ? nullptr : op.index.as<std::int32_t>();
   for (std::int64_t i = 0; i < n; ++i) {
-    partials[i] = 0;
+    double& partial = op.partials.as<double>()[index == nullptr ? i : index[i]];
+    partial = 0;
     for (std::int64_t b = 0; b < blocks; ++b)
-      partials[i] += block_sums[i * blocks + b];
+      partial += block_sums[i * blocks + b];
   }
 }
 
@@ -93,7 +94,7 @@ void average(ThreadPool& pool, const MovingAverage& op) {
 
 void launch(CpuContext& context, const SumOfSquares& op) {
   const Arena::Mark mark(context.scratch);
-  const std::int64_t blocks = std::max<std::int64_t>(1, op.partials.dim(0) * blocks_per_sum(op));
+  const std::int64_t blocks = std::max<std::int64_t>(1, op.sums() * blocks_per_sum(op));
   const TensorView block_sums = context.scratch.take({blocks}, DType::f64, "sum_of_squares.blocks");
   context.stream.enqueue([op, block_sums, &pool = context.pool] {
     dispatch_float(op.x.dtype(),

@@ -9,10 +9,11 @@ template <class T, class N>
 void fill_rows(const MemberScalars& op) {
   const T* scalars = op.scalars.as<T>();
   const N* counts = op.counts.as<N>();
-  for (std::int64_t e = 0; e < op.counts.numel(); ++e) {
+  const auto* numbers = op.numbers.empty() ? nullptr : op.numbers.as<std::int32_t>();
+  for (std::int64_t e = 0; e < op.rows.dim(0); ++e) {
     T* row = op.rows.as<T>() + e * kNumStepScalars;
     std::copy_n(scalars, kNumStepScalars, row);
-    if (counts[e] == 0) row[index_of(StepScalar::skip)] = T(1);
+    if (counts[numbers == nullptr ? e : numbers[e]] == 0) row[index_of(StepScalar::skip)] = T(1);
   }
 }
 

@@ -13,7 +13,7 @@ constexpr int kThreads = 256;
 constexpr int kManyThreads = 1024;
 
 std::int64_t blocks_per_sum(const SumOfSquares& op) {
-  return (op.x.numel() / op.partials.dim(0) + kBlock - 1) / kBlock;
+  return (op.x.numel() / op.sums() + kBlock - 1) / kBlock;
 }
 
 template <class T>
@@ -56,15 +56,18 @@ __global__ void __launch_bounds__(kThreads) block_sums_kernel(double* __restrict
   }
 }
 
-// One block per sum; also for sums over nothing.
-__global__ void __launch_bounds__(kThreads)
-    finish_kernel(double* partials, const double* sums, std::int64_t n, std::int64_t blocks) {
+// One block per sum; also for sums over nothing. `index` may be null.
+__global__ void __launch_bounds__(kThreads) finish_kernel(double* partials,
+                                                          const double* sums,
+                                                          const std::int32_t* index,
+                                                          std::int64_t n,
+                                                          std::int64_t blocks) {
   for (std::int64_t i = blockIdx.x; i < n; i += gridDim.x) {
     double sum = 0;
     for (std::int64_t b = threadIdx.x; b < blocks; b += kThreads)
       sum += sums[i * blocks + b];
     sum = row_sum<kThreads>(sum);
-    if (threadIdx.x == 0) partials[i] = sum;
+    if (threadIdx.x == 0) partials[index == nullptr ? i : index[i]] = sum;
   }
 }
 
@@ -135,7 +138,7 @@ void dispatch_stats(DType dtype, F&& f) {
 
 void launch(CudaContext& context, const SumOfSquares& op) {
   const Arena::Mark mark(context.scratch);
-  const std::int64_t n = op.partials.dim(0), size = op.x.numel() / n, blocks = blocks_per_sum(op);
+  const std::int64_t n = op.sums(), size = op.x.numel() / n, blocks = blocks_per_sum(op);
   const TensorView sums = context.scratch.take(
       {std::max<std::int64_t>(1, n * blocks)}, DType::f64, "sum_of_squares.blocks");
   if (is_dry(context)) return;
@@ -150,7 +153,11 @@ void launch(CudaContext& context, const SumOfSquares& op) {
     check_launch("kernel sum_of_squares");
   }
   finish_kernel<<<grid_for(context, n), kThreads, 0, stream>>>(
-      op.partials.as<double>(), sums.as<double>(), n, blocks);
+      op.partials.as<double>(),
+      sums.as<double>(),
+      op.index.empty() ? nullptr : op.index.as<std::int32_t>(),
+      n,
+      blocks);
   check_launch("kernel sum_of_squares: finish");
 }
 

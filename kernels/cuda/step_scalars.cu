@@ -24,14 +24,15 @@ __global__ void __launch_bounds__(kManyThreads)
 }
 
 template <class T, class N>
-__global__ void __launch_bounds__(kThreads)
-    member_kernel(T* rows, const T* scalars, const N* counts, std::int64_t members) {
+__global__ void __launch_bounds__(kThreads) member_kernel(
+    T* rows, const T* scalars, const N* counts, const std::int32_t* numbers, std::int64_t members) {
   const std::int64_t n = members * kNumStepScalars;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::int64_t{gridDim.x} * kThreads) {
     const std::int64_t member = i / kNumStepScalars;
     const auto slot = static_cast<int>(i - member * kNumStepScalars);
-    const bool idle = slot == index_of(StepScalar::skip) && counts[member] == 0;
+    const bool idle = slot == index_of(StepScalar::skip) &&
+                      counts[numbers == nullptr ? member : numbers[member]] == 0;
     rows[i] = idle ? T(1) : scalars[slot];
   }
 }
@@ -66,14 +67,18 @@ void launch(CudaContext& context, const GuardFinite& op) {
 }
 
 void launch(CudaContext& context, const MemberScalars& op) {
-  if (is_dry(context) || op.counts.numel() == 0) return;
+  if (is_dry(context) || op.rows.numel() == 0) return;
   dispatch_stats(op.rows.dtype(), [&]<class T>(TypeTag<T>) {
     dispatch_int(op.counts.dtype(), [&]<class N>(TypeTag<N>) {
       member_kernel<<<element_grid(context, op.rows.numel()),
                       kThreads,
                       0,
                       native_stream(context)>>>(
-          op.rows.as<T>(), op.scalars.as<T>(), op.counts.as<N>(), op.counts.numel());
+          op.rows.as<T>(),
+          op.scalars.as<T>(),
+          op.counts.as<N>(),
+          op.numbers.empty() ? nullptr : op.numbers.as<std::int32_t>(),
+          op.rows.dim(0));
     });
   });
   check_launch("kernel member_scalars");

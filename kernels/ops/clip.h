@@ -9,6 +9,8 @@ namespace moesaic {
 ///   partials  [n] f64, overwritten: one per parameter, or one per member of a family of experts
 ///   x         n times the same number of elements, any shape (a whole tensor with n = 1); f64 |
 ///   f32 | bf16
+///   index     [n] i32, each element once, or empty. When given, sum i goes to partials[index[i]],
+///   partials may have more than n elements, and those that are not named keep their values
 ///
 /// Sums run over fixed blocks of 4096 elements, then over the blocks in order. A partial is not
 /// finite exactly when an element of x[i] is not finite, or when the sum is beyond f64.
@@ -16,7 +18,9 @@ struct SumOfSquares {
   static constexpr const char* kName = "sum_of_squares";
   TensorView partials;
   ConstTensorView x;
+  ConstTensorView index = {};
 
+  std::int64_t sums() const { return index.empty() ? partials.dim(0) : index.dim(0); }
   void check() const;
   OpCost cost() const;
 };

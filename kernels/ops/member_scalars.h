@@ -10,11 +10,14 @@ namespace moesaic {
 ///   rows    [E, kNumStepScalars]  f64 | f32, overwritten
 ///   scalars [kNumStepScalars]     the same type
 ///   counts  [E]                   i64 | i32, of the whole step
+///   numbers [E]                   i32, or empty. When given, counts may have another length, and row e goes by
+///                                 counts[numbers[e]]
 struct MemberScalars {
   static constexpr const char* kName = "member_scalars";
   TensorView rows;
   ConstTensorView scalars;
   ConstTensorView counts;
+  ConstTensorView numbers = {};
 
   void check() const;
   OpCost cost() const;

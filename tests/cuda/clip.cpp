@@ -39,6 +39,22 @@ TEST_CASE("SumOfSquares on CUDA matches the CPU", "[cuda]") {
   }
 }
 
+TEST_CASE("SumOfSquares on CUDA puts sums where an index says, like the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  constexpr std::int64_t kSums = 70, kPlaces = 90;
+  const Twin x({kSums, 5000}, DType::f32), partials({kPlaces}, DType::f64),
+      index({kSums}, DType::i32);
+  fill_normal(x.initial.view(), 1, 1e-4);
+  fill_normal(partials.initial.view(), 2);
+  for (std::int64_t i = 0; i < kSums; ++i)
+    index.initial.data<std::int32_t>()[i] = static_cast<std::int32_t>((i * 7 + 3) % kPlaces);
+  require_cuda_matches_cpu(
+      both, {&x, &partials, &index}, {{&partials, kSumTolerance}}, [&](auto side) {
+        return SumOfSquares{.partials = side(partials), .x = side(x), .index = side(index)};
+      });
+}
+
 TEST_CASE("SumOfSquares on CUDA is finite exactly when every element is", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;

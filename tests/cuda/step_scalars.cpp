@@ -67,6 +67,26 @@ TEST_CASE("MemberScalars on CUDA matches the CPU", "[cuda]") {
   }
 }
 
+TEST_CASE("MemberScalars on CUDA by number matches the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both;
+  constexpr std::int64_t kHere = 112, kAll = 896;
+  const Twin rows({kHere, kNumStepScalars}, DType::f32), scalars({kNumStepScalars}, DType::f32),
+      counts({kAll}, DType::i64), numbers({kHere}, DType::i32);
+  fill_normal(rows.initial.view(), 1);
+  fill_normal(scalars.initial.view(), 2);
+  fill_counts(counts.initial.view());
+  for (std::int64_t i = 0; i < kHere; ++i)
+    numbers.initial.data<std::int32_t>()[i] = static_cast<std::int32_t>((i * 37 + 5) % kAll);
+  require_cuda_matches_cpu(
+      both, {&rows, &scalars, &counts, &numbers}, {{&rows, 0}}, [&](auto side) {
+        return MemberScalars{.rows = side(rows),
+                             .scalars = side(scalars),
+                             .counts = side(counts),
+                             .numbers = side(numbers)};
+      });
+}
+
 TEST_CASE("AccumulateCounts on CUDA matches the CPU", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;

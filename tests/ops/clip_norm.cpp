@@ -49,6 +49,19 @@ TEST_CASE("Sum of squares: per tensor, per expert, over block borders, in every 
   CHECK_THROWS_AS(run(SumOfSquares{.partials = Tensor({4}, DType::f64), .x = x}), InternalError);
 }
 
+TEST_CASE("Sum of squares: sums go to the places of an index, the others stay") {
+  CpuRunner run(2);
+  const Tensor x = normal({3, 5000}, DType::f32, 77), straight({3}, DType::f64),
+               partials = filled({5}, DType::f64, -1.0);
+  const Tensor index({3}, DType::i32, std::vector<int>{4, 0, 2});
+  run(SumOfSquares{.partials = straight, .x = x});
+  run(SumOfSquares{.partials = partials, .x = x, .index = index});
+  CHECK(partials.values() ==
+        std::vector<double>{straight.at(1), -1.0, straight.at(2), -1.0, straight.at(0)});
+  CHECK_THROWS_AS(run(SumOfSquares{.partials = Tensor({2}, DType::f64), .x = x, .index = index}),
+                  InternalError);
+}
+
 TEST_CASE("Sum of squares: large floats do not overflow; threads do not change a bit") {
   CpuRunner one_thread(1), three(3);
   const Tensor large = filled({8}, DType::f32, 1e30), a({1}, DType::f64), b({1}, DType::f64);

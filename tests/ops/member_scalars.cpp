@@ -46,6 +46,26 @@ TEST_CASE("Step scalars of members: a copy each, with the skip flag set where th
   check_rows<float, std::int32_t>(DType::f32, DType::i32);
 }
 
+TEST_CASE("Step scalars of members: counts by number") {
+  const Buffer memory(4096, kCpu, "test");
+  const TensorView rows = memory.view({3, kNumStepScalars}, DType::f64),
+                   scalars = memory.view({kNumStepScalars}, DType::f64, 1024),
+                   counts = memory.view({6}, DType::i64, 2048),
+                   numbers = memory.view({3}, DType::i32, 3072);
+  std::fill_n(scalars.as<double>(), kNumStepScalars, 0.0);
+  const std::int64_t n[] = {0, 5, 0, 7, 0, 9};
+  std::copy_n(n, 6, counts.as<std::int64_t>());
+  const std::int32_t which[] = {5, 2, 1};
+  std::copy_n(which, 3, numbers.as<std::int32_t>());
+  BackendOwner owner({.device = kCpu, .mode = Stream::Mode::immediate, .num_threads = 1});
+  run(owner.backend(),
+      MemberScalars{.rows = rows, .scalars = scalars, .counts = counts, .numbers = numbers});
+  for (const int e : {0, 1, 2}) {
+    INFO("member " << e);
+    CHECK(rows.as<double>()[e * kNumStepScalars + index_of(StepScalar::skip)] == (e == 1 ? 1 : 0));
+  }
+}
+
 TEST_CASE("Step scalars of members: wrong shapes and types are refused") {
   const Buffer memory(4096, kCpu, "test");
   MemberScalars op{.rows = memory.view({3, kNumStepScalars}, DType::f32),

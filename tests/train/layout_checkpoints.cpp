@@ -28,31 +28,10 @@ config::Config in_layout(std::vector<std::string> overrides, const Layout& layou
   return hybrid_config(overrides);
 }
 
-// All ranks write one checkpoint together, as the executable does.
-void save(Run& run, Communicator& world, const std::filesystem::path& folder) {
-  const auto own = run.trainer->owned_state();
-  std::string to;
-  if (world.rank() == 0)
-    to = begin_checkpoint(folder, run.trainer->steps_done(), std::uint64_t{1} << 20).string();
-  world.broadcast_host(to, 0);
-  const auto parts = world.all_gather_host(write_checkpoint_part(
-      to, fmt::format("rank{:05}", world.rank()), own, run.trainer->stream()));
-  if (world.rank() == 0)
-    commit_checkpoint(to, run.trainer->steps_done(), run.trainer->values(), "", parts, 0, 0);
-  world.barrier();
-}
-
-void load(Run& run, const std::filesystem::path& folder) {
-  const auto checkpoint = latest_checkpoint(folder);
-  MOESAIC_CHECK(checkpoint.has_value(), "no checkpoint");
-  run.trainer->load_values(load_checkpoint(
-      checkpoint->path, run.trainer->state(), !run.trainer->is_split(), run.trainer->stream()));
-}
-
 // What one rank reads from a checkpoint, which must hold exactly what a run of one rank would write.
 Snapshot contents(const std::vector<std::string>& overrides, const std::filesystem::path& folder) {
   Run run(in_layout(overrides, {}));
-  load(run, folder);
+  load_newest(run, folder);
   return run.snapshot();
 }
 
@@ -77,7 +56,7 @@ void check_all_layouts(const std::vector<std::string>& overrides) {
       run.steps(2);
       run.add_to(memory, mutex);
       merge(weights, run.weights_of_kernels(), wrong, mutex);
-      save(run, world, saved);
+      save_together(run, world, saved);
     });
     const Snapshot written = contents(overrides, saved);
     INFO("saved by " << name(from));
@@ -88,10 +67,10 @@ void check_all_layouts(const std::vector<std::string>& overrides) {
       Snapshot loaded;
       run_local_ranks(to.ranks, [&](Communicator& world) {
         Run run(in_layout(overrides, to), &world);
-        load(run, saved);
+        load_newest(run, saved);
         run.add_to(loaded, mutex);
         merge(weights, run.weights_of_kernels(), wrong, mutex);
-        save(run, world, again);
+        save_together(run, world, again);
       });
       CHECK(differences(loaded, memory).empty());
       CHECK(wrong.empty());

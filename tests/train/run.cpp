@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include "core/base/random.h"
@@ -234,6 +235,26 @@ void Run::restore(const Snapshot& tensors, const StateValues& values) {
   }
   trainer->stream().synchronize();
   trainer->load_values(values);
+}
+
+void save_together(Run& run, Communicator& world, const std::filesystem::path& folder) {
+  const auto own = run.trainer->owned_state();
+  std::string to;
+  if (world.rank() == 0)
+    to = begin_checkpoint(folder, run.trainer->steps_done(), std::uint64_t{1} << 20).string();
+  world.broadcast_host(to, 0);
+  const auto parts = world.all_gather_host(write_checkpoint_part(
+      to, fmt::format("rank{:05}", world.rank()), own, run.trainer->stream()));
+  if (world.rank() == 0)
+    commit_checkpoint(to, run.trainer->steps_done(), run.trainer->values(), "", parts, 0, 0);
+  world.barrier();
+}
+
+void load_newest(Run& run, const std::filesystem::path& folder) {
+  const auto checkpoint = latest_checkpoint(folder);
+  MOESAIC_CHECK(checkpoint.has_value(), "no checkpoint");
+  run.trainer->load_values(load_checkpoint(
+      checkpoint->path, run.trainer->state(), !run.trainer->is_split(), run.trainer->stream()));
 }
 
 JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode) {

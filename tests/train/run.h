@@ -3,6 +3,7 @@
 // everything that trains it on one rank, as the executable puts it together.
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,11 @@ class Run {
  private:
   void join(const StateTensor& tensor, std::vector<std::byte>& bytes);
 };
+
+/// All ranks write one checkpoint together, as the executable does.
+void save_together(Run& run, Communicator& world, const std::filesystem::path& folder);
+/// The newest one.
+void load_newest(Run& run, const std::filesystem::path& folder);
 
 /// What a job of `ranks` ranks leaves behind: statistics of every step, the state of every rank (of all ranks together where
 /// it is sharded), and the weights that each one's kernels read.

@@ -187,6 +187,35 @@ StepRecord record(std::int64_t step) {
   return r;
 }
 
+TEST_CASE("figures of the ranks that share the experts") {
+  ExpertLoad load = expert_load({8, 4, 4, 0});
+  add_ranks(load, {0, 1, 2, 3}, 2);
+  CHECK(load.rank_tokens == std::vector<std::int64_t>{12, 4});
+  CHECK(load.rank_max_over_mean == 1.5);
+  // Experts 1 and 3 change places.
+  add_ranks(load, {0, 3, 2, 1}, 2);
+  CHECK(load.rank_tokens == std::vector<std::int64_t>{8, 8});
+  CHECK(load.rank_max_over_mean == 1.0);
+  std::string bytes;
+  write_expert_load(bytes, load);
+  write_expert_load(bytes, expert_load({3, 1}));
+  std::size_t at = 0;
+  const ExpertLoad with = read_expert_load(bytes, at), without = read_expert_load(bytes, at);
+  CHECK(at == bytes.size());
+  CHECK(with.rank_tokens == load.rank_tokens);
+  CHECK(with.rank_max_over_mean == 1.0);
+  CHECK(with.tokens == load.tokens);
+  CHECK(without.tokens == std::vector<std::int64_t>{3, 1});
+  CHECK_FALSE(without.rank_max_over_mean);
+
+  StepRecord record;
+  record.step = 1;
+  record.experts = {load};
+  const json step = json::parse(to_json(record)), experts = json::parse(experts_to_json(record));
+  CHECK(step.at("experts").at(0).at("rank_max_over_mean") == 1.0);
+  CHECK(experts.at("rank_tokens") == json({{8, 8}}));
+}
+
 TEST_CASE("figures of a layer from its counts") {
   const ExpertLoad uneven = expert_load({4, 0, 8, 4});
   CHECK(uneven.max_over_mean == 2);

@@ -16,26 +16,6 @@ config::Config split_config(int tp, std::vector<std::string> overrides) {
   return hybrid_config(overrides);
 }
 
-// All ranks write what they speak for.
-void save_together(Run& run, Communicator& world, const std::filesystem::path& dir) {
-  const auto own = run.trainer->owned_state();
-  std::string folder;
-  if (world.rank() == 0)
-    folder = begin_checkpoint(dir, 2, world.size() * checkpoint_part_bytes(own)).string();
-  world.broadcast_host(folder, 0);
-  const auto parts = world.all_gather_host(write_checkpoint_part(
-      folder, "rank" + std::to_string(world.rank()), own, run.trainer->stream()));
-  if (world.rank() == 0) commit_checkpoint(folder, 2, run.trainer->values(), "", parts, 0, 0);
-  world.barrier();
-}
-
-void load(Run& run, const std::filesystem::path& dir) {
-  run.trainer->load_values(load_checkpoint(latest_checkpoint(dir)->path,
-                                           run.trainer->state(),
-                                           !run.trainer->is_split(),
-                                           run.trainer->stream()));
-}
-
 // Through files from a layout to another and back: no bit changes.
 void check_there_and_back(int tp, int other, const std::vector<std::string>& overrides) {
   const TemporaryFolder folder("split_checkpoint");
@@ -49,12 +29,12 @@ void check_there_and_back(int tp, int other, const std::vector<std::string>& ove
   });
   run_local_ranks(other, [&](Communicator& world) {
     Run run(split_config(other, overrides), &world);
-    load(run, first);
+    load_newest(run, first);
     save_together(run, world, second);
   });
   run_local_ranks(tp, [&](Communicator& world) {
     Run run(split_config(tp, overrides), &world);
-    load(run, second);
+    load_newest(run, second);
     back[static_cast<std::size_t>(world.rank())] = run.snapshot();
   });
   for (std::size_t r = 0; r < saved.size(); ++r) {

@@ -51,6 +51,8 @@ ordered_json experts_to_json(const std::vector<ExpertLoad>& experts, Object& obj
                     {"max_over_mean", object.number(e.max_over_mean)},
                     {"dead", e.dead_experts},
                     {"entropy", object.number(e.entropy)}});
+    if (e.rank_max_over_mean)
+      list.back()["rank_max_over_mean"] = object.number(*e.rank_max_over_mean);
     if (e.further_passes) list.back()["further_passes"] = *e.further_passes;
   }
   return list;
@@ -102,11 +104,13 @@ std::string experts_to_json(const StepRecord& record) {
   Object o("experts");
   o.put("step", record.step);
   auto layers = ordered_json::array(), tokens = ordered_json::array(),
-       least = ordered_json::array(), most = ordered_json::array();
+       rank_tokens = ordered_json::array(), least = ordered_json::array(),
+       most = ordered_json::array();
   for (const auto& e : record.experts) {
     if (e.tokens.empty()) continue;
     layers.push_back(e.layer);
     tokens.push_back(e.tokens);
+    if (!e.rank_tokens.empty()) rank_tokens.push_back(e.rank_tokens);
     least.push_back(e.bias_min ? o.number(*e.bias_min) : ordered_json());
     most.push_back(e.bias_max ? o.number(*e.bias_max) : ordered_json());
   }
@@ -115,6 +119,7 @@ std::string experts_to_json(const StepRecord& record) {
   o.put("bias_min", std::move(least));
   o.put("bias_max", std::move(most));
   o.put("tokens", std::move(tokens));
+  if (!rank_tokens.empty()) o.put("rank_tokens", std::move(rank_tokens));
   return o.line();
 }
 

@@ -43,6 +43,9 @@ constexpr Metric kMetrics[] = {
     {"moesaic_device_memory_bytes", "gauge", "Device memory in use on the rank with most."},
     {"moesaic_host_memory_bytes", "gauge", "Resident memory of the process with most."},
     {"moesaic_expert_load_max_ratio", "gauge", "Busiest expert over the mean, worst layer."},
+    {"moesaic_expert_rank_load_max_ratio",
+     "gauge",
+     "Busiest rank of the experts over the mean, worst layer (parallel.ep above 1)."},
     {"moesaic_expert_entropy_ratio", "gauge", "Entropy of the load over its largest, worst layer."},
     {"moesaic_dead_experts", "gauge", "Experts without a token in the last step, all layers."},
     {"moesaic_further_passes", "gauge", "Passes of the exchange beyond the first, all layers."},
@@ -123,16 +126,18 @@ void PrometheusFile::on_header(const RunHeader& header) {
 
 void PrometheusFile::set_experts(const StepRecord& record) {
   if (record.experts.empty()) return;
-  double worst = 0, entropy = 1;
+  double worst = 0, worst_rank = 0, entropy = 1;
   std::int64_t dead = 0;
   std::optional<std::int64_t> passes;
   for (const auto& e : record.experts) {
     worst = std::max(worst, e.max_over_mean);
+    worst_rank = std::max(worst_rank, e.rank_max_over_mean.value_or(0));
     entropy = std::min(entropy, e.entropy);
     dead += e.dead_experts;
     if (e.further_passes) passes = passes.value_or(0) + *e.further_passes;
   }
   set("moesaic_expert_load_max_ratio", worst);
+  if (worst_rank > 0) set("moesaic_expert_rank_load_max_ratio", worst_rank);
   set("moesaic_expert_entropy_ratio", entropy);
   set("moesaic_dead_experts", static_cast<double>(dead));
   if (passes) set("moesaic_further_passes", static_cast<double>(*passes));

@@ -29,13 +29,15 @@ std::string step_time(double seconds) {
 
 std::string expert_fields(const std::vector<ExpertLoad>& experts) {
   if (experts.empty()) return {};
-  double worst = 0;
+  double worst = 0, worst_rank = 0;
   std::int64_t dead = 0;
   for (const auto& e : experts) {
     worst = std::isnan(e.max_over_mean) ? e.max_over_mean : std::max(worst, e.max_over_mean);
+    worst_rank = std::max(worst_rank, e.rank_max_over_mean.value_or(0));
     dead += e.dead_experts;
   }
   return fmt::format(" | moe max/mean {}", fixed(worst, 2)) +
+         (worst_rank > 0 ? fmt::format(" ranks {}", fixed(worst_rank, 2)) : "") +
          (dead > 0 ? fmt::format(" dead {}", dead) : "");
 }
 

@@ -13,15 +13,17 @@ namespace {
 // What a step says of all experts of the model.
 void add_experts(EventSummary& s, const StepRecord& record) {
   if (record.experts.empty()) return;
-  double worst = 0;
+  double worst = 0, worst_rank = 0;
   std::int64_t dead = 0;
   std::optional<std::int64_t> passes;
   for (const auto& e : record.experts) {
     worst = std::isnan(e.max_over_mean) ? e.max_over_mean : std::max(worst, e.max_over_mean);
+    worst_rank = std::max(worst_rank, e.rank_max_over_mean.value_or(0));
     dead += e.dead_experts;
     if (e.further_passes) passes = passes.value_or(0) + *e.further_passes;
   }
   s.scalar("moe/max_over_mean", worst);
+  if (worst_rank > 0) s.scalar("moe/rank_max_over_mean", worst_rank);
   s.scalar("moe/dead_experts", static_cast<double>(dead));
   if (passes) s.scalar("moe/further_passes", static_cast<double>(*passes));
 }
@@ -31,6 +33,7 @@ void add_layers(EventSummary& s, const StepRecord& record) {
     if (e.tokens.empty()) continue;
     const std::string layer = fmt::format("moe/L{:02}/", e.layer);
     s.scalar(layer + "load_max", e.max_over_mean);
+    if (e.rank_max_over_mean) s.scalar(layer + "rank_load_max", *e.rank_max_over_mean);
     s.scalar(layer + "dead", static_cast<double>(e.dead_experts));
     s.scalar(layer + "entropy", e.entropy);
     if (e.bias_min) s.scalar(layer + "bias_min", *e.bias_min);

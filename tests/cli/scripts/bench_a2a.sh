@@ -41,6 +41,12 @@ count skewed.json '"rows_are_those_of_the_routing": true' 3
 count skewed.json '"passes": 1' 0
 count skewed.json '"expected_rows"' 0
 
+# Experts placed by load: the same exactness, and ranks that have equally much to do.
+run 4 --ranks-per-node 2 --tokens 200 --width 16 --experts 64 --choices 4 --zipf 1 --repeats 1 --placed --methods flat,inter_first --json > placed.json
+count placed.json '"rows_are_those_of_the_routing": true' 2
+perl -MJSON::PP -0777 -e '$l = decode_json(<>)->{rank_max_over_mean}; $l->{placed} < $l->{in_order} - 0.1 && $l->{placed} < 1.15 or die "$l->{in_order} -> $l->{placed}"' placed.json ||
+  fail "placed experts: $(cat placed.json)"
+
 run 2 --tokens 8 --width 300 --repeats 1 --methods flat,dense --fp8 --json > fp8.json
 count fp8.json '"dispatched_row_bytes": 312' 1
 run 2 --tokens 8 --width 8 --repeats 1 --methods flat,dense --raw 1,3 > table.txt

@@ -34,6 +34,11 @@ agree "dp=4,ep=4" dispatch.checksum=true
 agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true
 agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;cp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true dispatch.chunks=3
 agree "pp=2,dp=2,ep=2" parallel.schedule=zero_bubble dispatch.overlap=true dispatch.chunks=2
+# Experts that go to other ranks after every step.
+for set in optimizer.name=adamw optimizer.untouched=skip "train.phases=[{until: 2, freeze: ['*experts*']}, {until: 8}]"; do
+  agree "dp=4,ep=4;dp=4,ep=2;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2;cp=2,ep=2" experts.place_every=1 "$set"
+  [ "$(grep -c ' experts moved' table.txt)" = 5 ] || fail "no experts moved: $(cat table.txt)"
+done
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
@@ -157,6 +162,24 @@ start 4 parallel.pp=2 parallel.tp=2 run.dir=staged > staged.txt 2>&1 || { cat st
 "$moesaic" generate split --prompt "the cat" --max-new-tokens 5 > sample.txt 2>&1 || { cat sample.txt; fail "no sample from tp 2"; }
 "$moesaic" eval whole > eval.txt 2>&1 || { cat eval.txt; fail "eval of a checkpoint of four writers"; }
 
+# Experts that move between their ranks: killed and continued with the same bits, told of, and read by any other run.
+rule=model.balance.bias_rule=none
+placed="parallel.ep=2 experts.place_every=3 $rule"
+# shellcheck disable=SC2086 # several words
+start 4 $placed run.dir=placed > placed.txt 2>&1 || { cat placed.txt; fail "experts that move"; }
+grep -q "experts moved: layer [0-9]*: rank max/mean [0-9.]* -> [0-9.]*, [0-9]* experts, [0-9.]* MiB" placed.txt || fail "no line of moved experts: $(cat placed.txt)"
+grep -q "moe max/mean [0-9.]* ranks [0-9.]* " placed.txt || fail "no load of ranks: $(cat placed.txt)"
+grep -q '"type":"experts_moved","step":3,' placed/metrics.jsonl || fail "no moved experts in metrics.jsonl"
+grep -q '"rank_max_over_mean":' placed/metrics.jsonl || fail "no load of ranks in metrics.jsonl"
+# shellcheck disable=SC2086
+start 4 $placed run.dir=moved --resume=placed@4 > moved.txt 2>&1 || { cat moved.txt; fail "no second life of experts that moved"; }
+"$moesaic" ckpt diff placed/checkpoints/step-00000008 moved/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with experts that moved"; }
+for other in "1 experts.place_every=3" "4 parallel.ep=4 experts.place_every=2" "2 parallel.ep=2"; do
+  # shellcheck disable=SC2086
+  start $other $rule run.dir=elsewhere --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }
+  grep -q "step 8/8" other.txt || fail "$other did not finish what experts that move began"
+  rm -r elsewhere
+done
 # What a run tells of its exchanges.
 start 2 parallel.ep=2 dispatch.exchange=flat dispatch.buffer_factor=0.5 dispatch.overlap=true dispatch.chunks=2 log.detail_every=2 train.steps=2 \
   run.dir=told > told.txt 2>&1 || { cat told.txt; fail "small buffers beside other work"; }
