@@ -79,11 +79,11 @@ std::optional<CopyState> state_after(CopyState state, CopyAction action) noexcep
   return std::nullopt;
 }
 
-BlockCopy::BlockCopy(std::int64_t block, int sections, Device device)
+BlockCopy::BlockCopy(std::int64_t block, int sections, Device device, int first_section)
     : ready(device),
-      written(device),
       block_(block),
       device_(device),
+      first_section_(first_section),
       states_(static_cast<std::size_t>(sections), CopyState::absent) {
   MOESAIC_CHECK(sections > 0 && sections <= kMaxSections, "sections of a copy");
 }
@@ -143,7 +143,8 @@ void BlockCopy::apply(SectionRange range, CopyAction action) {
   }
   for (int s = range.first; s < range.end(); ++s) {
     if (!state_after(state(s), action))
-      illegal(fmt::format("section {} is {}, {} is illegal", s, name(state(s)), name(action)));
+      illegal(fmt::format(
+          "section {} is {}, {} is illegal", first_section_ + s, name(state(s)), name(action)));
   }
   for (int s = range.first; s < range.end(); ++s)
     states_[static_cast<std::size_t>(s)] = *state_after(state(s), action);

@@ -57,7 +57,8 @@ enum class Access : std::uint8_t { read, write };
 /// Every illegal transition or pin is an InternalError that names block, section, state and action, and changes nothing.
 class BlockCopy {
  public:
-  BlockCopy(std::int64_t block, int sections, Device device);
+  /// `first_section`: what messages call section 0.
+  BlockCopy(std::int64_t block, int sections, Device device, int first_section = 0);
 
   std::int64_t block() const noexcept { return block_; }
   CopyState state(int section) const { return states_.at(static_cast<std::size_t>(section)); }
@@ -80,8 +81,7 @@ class BlockCopy {
   void wait_for_uses(Stream& stream) const;
   bool uses_are_over() const;
 
-  Event ready;    ///< of the last load
-  Event written;  ///< of the last write-back
+  Event ready;  ///< when what was loaded last may be used
 
  private:
   [[noreturn]] void illegal(const std::string& what) const;
@@ -89,6 +89,7 @@ class BlockCopy {
 
   std::int64_t block_;
   Device device_;
+  int first_section_;
   std::vector<CopyState> states_;
   int readers_ = 0;
   bool writer_ = false;
