@@ -12,7 +12,9 @@ namespace moesaic::test {
 
 struct Faults {
   std::uint64_t seed = 1;
-  double short_count = 0;  ///< share of requests that report fewer bytes than asked for
+  double cut =
+      0;  ///< share of requests of which only a part is carried out, in blocks of 4096 bytes
+  double short_count = 0;  ///< share of requests that report fewer bytes than were moved
   double late = 0;         ///< share of completions that are held back
   double delay = 0;        ///< share of waits that sleep for up to a millisecond
   /// An errno for a request, which is then not carried out, or 0.
@@ -33,7 +35,11 @@ class FaultyQueue final : public tiers::IoQueue {
         return;
       }
     }
-    inner_->submit(request);
+    tiers::IoRequest some = request;
+    const std::uint32_t blocks = request.bytes / 4096;
+    if (blocks > 1 && draw() < faults_.cut)
+      some.bytes = 4096 * (1 + static_cast<std::uint32_t>(draw() * (blocks - 1)));
+    inner_->submit(some);
     ++inside_;
   }
 

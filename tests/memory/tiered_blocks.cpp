@@ -89,12 +89,13 @@ HomeTiers::Options home_options(const std::filesystem::path& folder,
   o.staging_slots = staging;
   o.poison = true;
   o.file.file.folder = folder;
+  o.file.file.direct = false;  // that is for tests/memory/file_tier.cpp; here it takes time
   o.file.piece_bytes = 8192;
   return o;
 }
 
 Faults bad_disk(std::uint64_t seed, double broken) {
-  Faults f{.seed = seed, .short_count = 0.1, .late = 0.2, .delay = 0.05};
+  Faults f{.seed = seed, .cut = 0.1, .short_count = 0.1, .late = 0.2, .delay = 0.05};
   f.error = [broken](const IoRequest&, double chance) {
     return chance < broken ? EIO : chance < broken + 0.02 ? EINTR : 0;
   };
@@ -156,6 +157,38 @@ TEST_CASE("homes: leases, staging and the file keep every value") {
       }
     }
   }
+}
+
+TEST_CASE(
+    "homes: what several leases changed while their work was under way all reaches the file") {
+  const TemporaryFolder folder("homes_leases");
+  HomeTiers homes(layout(), home_options(folder.path(), 4, 4, 2));
+  fill_homes(homes);
+  Versions versions(4);
+  Stream slow(kCpu, "slow");
+  std::atomic<bool> go{false};
+  slow.enqueue([&] {
+    while (!go)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  });
+  const SectionRange states{1, 3};
+  for (const int s : {1, 3, 2}) {
+    const auto lease = homes.lease(0, states, HomeTiers::Contents::needed);
+    CHECK(lease.pending.size() == (s == 1 ? 0u : s == 3 ? 1u : 2u));
+    std::byte* at = lease.image + layout().section(s).offset;
+    versions.at(0, s) = 4;
+    slow.enqueue([at, s] { put(at, 0, s, 4); });
+    Event done(kCpu);
+    slow.record(done);
+    homes.release(0, states, SectionRange{s, 1}, done);
+  }
+  go = true;
+  homes.flush();
+  for (const Block b : {1, 2, 3}) {  // pushes the record out of staging
+    homes.lease(b, layout().all(), HomeTiers::Contents::needed);
+    homes.release(b, layout().all(), std::nullopt);
+  }
+  check_homes(homes, versions);
 }
 
 TEST_CASE("homes: the host budget is a ceiling for homes and staging together") {
