@@ -19,6 +19,11 @@ namespace {
 // Requests that come back without a byte are sent again so often; the later half after a millisecond each.
 constexpr int kMaxTries = 1000;
 
+constexpr const char* kAdvice =
+    "Nothing of the last checkpoint is lost; start again, with another memory.file_path if this "
+    "disk "
+    "stays so";
+
 ScratchFile::Options within_budget(const RecordLayout& layout, const FileTier::Options& o) {
   const std::uint64_t needed = ScratchFile::bytes_for(layout, o.file.records);
   if (needed > o.budget_bytes) {
@@ -253,30 +258,25 @@ void FileTier::Engine::handle(const IoCompletion& completion) {
 void FileTier::Engine::fail(Piece& p, int error) {
   if (p.job->failure) return;  // the first error is the one to report
   const std::string where = place(*p.job, p.at);
-  constexpr const char* kAdvice =
-      "Nothing of the last checkpoint is lost; start again, with another memory.file_path if this "
-      "disk stays so";
+  std::string text;
   if (error == 0) {
-    p.job->failure = std::make_exception_ptr(InputError(fmt::format(
-        "{}: the file ends there: somebody cut it while it was in use. {}", where, kAdvice)));
+    text = fmt::format("{}: the file ends there: somebody cut it while it was in use", where);
   } else if (error == ENOSPC || error == EDQUOT) {
-    p.job->failure = std::make_exception_ptr(ResourceError(
-        fmt::format("{}: no space for {} bytes ({}); {} bytes are free there. Free space, lower "
-                    "memory.file_budget, or name another memory.file_path. {}",
-                    where,
-                    p.bytes,
-                    std::strerror(error),
-                    free_bytes(file_.path()),
-                    kAdvice)));
+    text = fmt::format(
+        "{}: no space for {} bytes ({}); {} bytes are free there. Free space, lower "
+        "memory.file_budget, or name another memory.file_path",
+        where,
+        p.bytes,
+        std::strerror(error),
+        free_bytes(file_.path()));
   } else {
-    p.job->failure =
-        std::make_exception_ptr(ResourceError(fmt::format("{}: {} {} bytes failed: {}. {}",
-                                                          where,
-                                                          p.job->is_write ? "writing" : "reading",
-                                                          p.bytes,
-                                                          std::strerror(error),
-                                                          kAdvice)));
+    text = fmt::format("{}: {} {} bytes failed: {}",
+                       where,
+                       p.job->is_write ? "writing" : "reading",
+                       p.bytes,
+                       std::strerror(error));
   }
+  p.job->failure = Failure{error == 0, fmt::format("{}. {}", text, kAdvice)};
 }
 
 void FileTier::Engine::put_away(std::size_t slot) {
@@ -288,7 +288,7 @@ void FileTier::Engine::put_away(std::size_t slot) {
   std::erase_if(active_, [&](const auto& j) { return j.get() == &job; });
 }
 
-void FileTier::Engine::verify(const Job& job) const {
+std::optional<Failure> FileTier::Engine::verify(const Job& job) const {
   for (int s = job.range.first; s < job.range.end(); ++s) {
     const Section& section = layout.section(s);
     const std::uint64_t at = section.offset - layout.offset(job.range);
@@ -302,24 +302,20 @@ void FileTier::Engine::verify(const Job& job) const {
     Job one;
     one.record = job.record;
     one.range = {s, 1};
-    throw InputError(fmt::format(
-        "{} has checksum {:08x}, what was written had {:08x}: the file was damaged "
-        "since, by a disk or another program. The last checkpoint is not touched; start "
-        "again from it, with another memory.file_path if it happens twice",
-        place(one, 0),
-        found,
-        wanted));
+    return Failure{
+        true,
+        fmt::format("{} has checksum {:08x}, what was written had {:08x}: the file was damaged "
+                    "since, by a disk or another program. {}",
+                    place(one, 0),
+                    found,
+                    wanted,
+                    kAdvice)};
   }
+  return std::nullopt;
 }
 
 void FileTier::Engine::close(Job& job) {
-  if (!job.failure && !job.is_write && options.verify_reads) {
-    try {
-      verify(job);
-    } catch (...) {
-      job.failure = std::current_exception();
-    }
-  }
+  if (!job.failure && !job.is_write && options.verify_reads) job.failure = verify(job);
   {
     const std::lock_guard lock(mutex_);
     for (int s = job.range.first; s < job.range.end(); ++s) {
@@ -340,7 +336,7 @@ void FileTier::Engine::close(Job& job) {
   {
     const std::lock_guard lock(job.state->mutex);
     job.state->done = true;
-    job.state->failure = job.failure;
+    job.state->failure = std::move(job.failure);
   }
   job.state->changed.notify_all();
 }

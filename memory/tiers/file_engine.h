@@ -3,17 +3,24 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "memory/tiers/file_tier.h"
 
 namespace moesaic::tiers {
 
+/// What a transfer failed with. Not an exception yet: that belongs to the thread that throws it.
+struct Failure {
+  bool is_input = false;  ///< InputError, else ResourceError
+  std::string text;
+};
+
 struct Transfer::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  std::exception_ptr failure;
+  std::optional<Failure> failure;
 };
 
 class FileTier::Engine {
@@ -49,7 +56,7 @@ class FileTier::Engine {
     std::uint64_t sent = 0, extent = 0;  ///< bytes of the range
     int in_flight = 0;
     std::vector<std::uint32_t> crcs;  ///< of a write, by section of the range
-    std::exception_ptr failure;
+    std::optional<Failure> failure;
   };
   /// What is still to be moved of a piece.
   struct Piece {
@@ -68,7 +75,7 @@ class FileTier::Engine {
   void fail(Piece& piece, int error);
   void put_away(std::size_t slot);
   void close(Job& job);
-  void verify(const Job& job) const;
+  std::optional<Failure> verify(const Job& job) const;
   void past_page_cache(const Piece& piece) const;
   std::uint64_t file_offset(const Job& job, std::uint64_t at) const;
   std::string place(const Job& job, std::uint64_t at) const;

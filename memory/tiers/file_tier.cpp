@@ -15,7 +15,9 @@ void Transfer::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
-  if (state_->failure) std::rethrow_exception(state_->failure);
+  if (!state_->failure) return;
+  if (state_->failure->is_input) throw InputError(state_->failure->text);
+  throw ResourceError(state_->failure->text);
 }
 
 FileTier::FileTier(const RecordLayout& layout, Options options, OpenedQueue queue)
