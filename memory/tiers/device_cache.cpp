@@ -8,8 +8,25 @@
 
 namespace moesaic::tiers {
 
-std::uint64_t DeviceCache::slot_bytes(const RecordLayout& layout, SectionRange range) {
-  return layout.extent(range);
+namespace {
+
+// Where the slots of a section begin in the memory of a cache, and where the section behind the last one would.
+std::uint64_t section_begin(const RecordLayout& layout,
+                            SectionRange range,
+                            std::int64_t slots,
+                            int section) {
+  std::uint64_t at = 0;
+  for (int s = range.first; s < section; ++s)
+    at += (static_cast<std::uint64_t>(slots) * layout.section(s).bytes + 255) / 256 * 256;
+  return at;
+}
+
+}  // namespace
+
+std::uint64_t DeviceCache::bytes_for(const RecordLayout& layout,
+                                     SectionRange range,
+                                     std::int64_t slots) {
+  return section_begin(layout, range, slots, range.end());
 }
 
 DeviceCache::DeviceCache(HomeTiers& homes,
@@ -18,8 +35,8 @@ DeviceCache::DeviceCache(HomeTiers& homes,
     : homes_(homes),
       options_(options),
       policy_(std::move(policy)),
-      slot_bytes_(slot_bytes(homes.layout(), options.range)),
-      memory_(static_cast<std::size_t>(options.slots) * slot_bytes_, options.device, options.name),
+      memory_(
+          bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
       in_(options.device, options.name + " loads", options.mode),
       out_(options.device, options.name + " write-backs", options.mode) {
   MOESAIC_CHECK(
@@ -43,14 +60,12 @@ DeviceCache::~DeviceCache() {
   }
 }
 
-std::byte* DeviceCache::slot_data(std::int64_t slot) const {
-  return memory_.data() + static_cast<std::uint64_t>(slot) * slot_bytes_;
-}
-
-std::uint64_t DeviceCache::offset_of(int section) const {
+std::byte* DeviceCache::data(std::int64_t slot, int section) const {
   const SectionRange r = options_.range;
-  MOESAIC_CHECK(section >= r.first && section < r.end(), "a section of the cache");
-  return homes_.layout().section(section).offset - homes_.layout().offset(r);
+  MOESAIC_CHECK(section >= r.first && section < r.end() && slot >= 0 && slot < options_.slots,
+                "a section and a slot of the cache");
+  return memory_.data() + section_begin(homes_.layout(), r, options_.slots, section) +
+         static_cast<std::uint64_t>(slot) * homes_.layout().section(section).bytes;
 }
 
 SectionRange DeviceCache::in_entry(SectionRange r) const {
@@ -78,10 +93,10 @@ void DeviceCache::load(Block block, Entry& entry) {
   for (const Event& e : lease.pending)  // perhaps a write-back of this very block
     in_.wait(e);
   entry.copy.apply(all, CopyAction::begin_load);
-  copy(slot_data(entry.slot),
-       lease.image + homes_.layout().offset(options_.range),
-       slot_bytes_,
-       true);
+  for (int s = options_.range.first; s < options_.range.end(); ++s) {
+    const Section& section = homes_.layout().section(s);
+    copy(data(entry.slot, s), lease.image + section.offset, section.bytes, true);
+  }
   entry.copy.apply(all, CopyAction::finish_load);
   Event loaded(options_.device);
   in_.record(loaded);
@@ -111,7 +126,7 @@ void DeviceCache::write_back(Block block) {
     const int section = options_.range.first + s;
     c.apply({s, 1}, CopyAction::begin_write);
     copy(lease.image + homes_.layout().section(section).offset,
-         slot_data(found->second.slot) + offset_of(section),
+         data(found->second.slot, section),
          homes_.layout().section(section).bytes,
          false);
     // In the order of the streams it is written: the copy is a use of the slot, and whoever changes the slot waits for uses.
@@ -133,13 +148,12 @@ void DeviceCache::evict(Block block) {
   MOESAIC_CHECK(e.copy.may_go(), "what goes is written back and not in use");
   e.copy.wait_for_uses(in_);
   e.copy.apply({0, options_.range.count}, CopyAction::drop);
-  if (options_.poison)
-    fill_bytes(TensorView(slot_data(e.slot),
-                          DType::u8,
-                          {static_cast<std::int64_t>(slot_bytes_)},
-                          options_.device),
-               0xff,
-               in_);
+  if (options_.poison) {
+    for (int s = options_.range.first; s < options_.range.end(); ++s) {
+      const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
+      fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
+    }
+  }
   if (e.kept) {
     policy_->removed(block);
     --kept_;
@@ -176,7 +190,7 @@ bool DeviceCache::make_slot(Block block) {
                     "memory.device_budget",
                     options_.slots,
                     options_.name,
-                    slot_bytes_));
+                    homes_.layout().bytes(options_.range)));
   }
   evict(oldest->first);
   return keep;
@@ -205,7 +219,7 @@ void DeviceCache::bring(Block block, bool needs_load) {
   ++counters_.loads;
 }
 
-std::byte* DeviceCache::acquire(Block block, Access access, Stream& user, Contents contents) {
+std::int64_t DeviceCache::acquire(Block block, Access access, Stream& user, Contents contents) {
   MOESAIC_CHECK(contents == Contents::loaded || access == Access::write,
                 "who replaces what is there writes");
   homes_.poll();
@@ -221,7 +235,7 @@ std::byte* DeviceCache::acquire(Block block, Access access, Stream& user, Conten
   counters_.hits += hit ? 1 : 0;
   user.wait(e.copy.ready);
   e.copy.wait_for_uses(user);
-  return slot_data(e.slot);
+  return e.slot;
 }
 
 void DeviceCache::release(Block block,

@@ -14,8 +14,11 @@
 
 namespace moesaic::tiers {
 
-/// Copies of some sections of blocks in equal slots of device memory, over their homes. A run has one for weights and one
-/// through which optimizer states pass; caches over the same homes hold different sections.
+/// Copies of some sections of blocks in slots of device memory, over their homes. A run has one for weights and one through
+/// which optimizer states pass; caches over the same homes hold different sections.
+///
+/// The slots of a section lie one after the other without gaps: section s of slot i is element i of a tensor [slots, …], as
+/// kernels that find an expert's weights by a table of slots read it.
 ///
 /// Everything is enqueued: loads on a stream of their own, write-backs on another, and the user's stream waits for the
 /// load. The host waits for reads of the file, and where more is under way than there is staging. Which blocks are kept
@@ -49,7 +52,10 @@ class DeviceCache {
   DeviceCache(const DeviceCache&) = delete;
   DeviceCache& operator=(const DeviceCache&) = delete;
 
-  static std::uint64_t slot_bytes(const RecordLayout& layout, SectionRange range);
+  /// Device memory of so many slots.
+  static std::uint64_t bytes_for(const RecordLayout& layout,
+                                 SectionRange range,
+                                 std::int64_t slots);
 
   /// Tells the policy what the next uses are.
   void begin_visit(const Visit& visit, std::span<const Block> blocks);
@@ -58,19 +64,19 @@ class DeviceCache {
     loaded,    ///< brought here where they are not
     replaced,  ///< the user writes all sections first: nothing is loaded
   };
-  /// The block's sections on the device: section s of the record begins at offset_of(s). Valid for work that is enqueued
-  /// on `user` until release(). Throws ResourceError when all slots are in use, and what HomeTiers::lease() throws; then
+  /// Returns the slot that holds the block's sections for work that is enqueued on `user` until release(). Throws ResourceError when all slots are in use, and what HomeTiers::lease() throws; then
   /// nothing has changed, and the call may be tried again.
-  std::byte* acquire(Block block,
-                     Access access,
-                     Stream& user,
-                     Contents contents = Contents::loaded);
+  std::int64_t acquire(Block block,
+                       Access access,
+                       Stream& user,
+                       Contents contents = Contents::loaded);
   /// Ends a use whose work has been enqueued on `user`. `changed`: sections of the record that it writes (Access::write).
   void release(Block block,
                Access access,
                Stream& user,
                std::optional<SectionRange> changed = std::nullopt);
-  std::uint64_t offset_of(int section) const;
+  /// Section of the record in a slot; in slot 0 the begin of all slots of the section, aligned to 256 bytes.
+  std::byte* data(std::int64_t slot, int section) const;
 
   /// Loads a block ahead; false when it is not here yet: the policy would not keep it and no slot is free, or it is still
   /// on its way from the file (call again). Waits for nothing but what the homes need to take a changed block that goes.
@@ -100,7 +106,6 @@ class DeviceCache {
     std::uint64_t number = 0;  ///< in the order of loads
   };
 
-  std::byte* slot_data(std::int64_t slot) const;
   void bring(Block block, bool load);
   bool make_slot(Block block);
   void evict(Block block);
@@ -111,7 +116,6 @@ class DeviceCache {
   HomeTiers& homes_;
   Options options_;
   std::unique_ptr<CachePolicy> policy_;
-  std::uint64_t slot_bytes_;
   Buffer memory_;
   Stream in_, out_;
   std::map<Block, Entry> entries_;
