@@ -315,7 +315,10 @@ std::optional<Failure> FileTier::Engine::verify(const Job& job) const {
 }
 
 void FileTier::Engine::close(Job& job) {
-  if (!job.failure && !job.is_write && options.verify_reads) job.failure = verify(job);
+  if (!job.failure && !job.is_write && options.verify_reads) {
+    fill();  // the disk works while checksums are formed
+    job.failure = verify(job);
+  }
   {
     const std::lock_guard lock(mutex_);
     for (int s = job.range.first; s < job.range.end(); ++s) {

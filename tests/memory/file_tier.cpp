@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <fstream>
 #include <set>
 
@@ -383,6 +384,43 @@ TEST_CASE(
   } else {
     CHECK(automatic.queue->name() == "io_uring");
     CHECK(automatic.notes.empty());
+  }
+}
+
+// test_memory "[.speed]": not a test; what the disk under the temporary folder gives.
+TEST_CASE("file tier: speed of records of 64 MiB", "[.speed]") {
+  const RecordLayout large({{"W", 16 << 20}, {"S", 48 << 20}});
+  constexpr std::int64_t kRecords = 16;
+  const TemporaryFolder folder("file_tier_speed");
+  const Image images(4 * large.stride());
+  images.fill(1);
+  for (const IoKind kind : queue_kinds()) {
+    for (const int depth : {1, 4, 8}) {
+      FileTier::Options o;
+      o.file = {.folder = folder.path(), .records = kRecords};
+      FileTier tier(large, o, open_io_queue(kind, depth, {{images.data(), images.bytes()}}));
+      const auto rate = [&](auto&& transfer) {
+        const auto start = std::chrono::steady_clock::now();
+        std::vector<Transfer> running;
+        for (std::int64_t r = 0; r < kRecords; ++r) {
+          if (r >= 4) running[static_cast<std::size_t>(r - 4)].wait();
+          running.push_back(transfer(r, images.data() + (r % 4) * large.stride()));
+        }
+        for (const Transfer& t : running)
+          t.wait();
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        return static_cast<double>(kRecords) * static_cast<double>(large.stride()) / seconds / 1e9;
+      };
+      const double first =
+          rate([&](std::int64_t r, std::byte* at) { return tier.write(r, large.all(), at); });
+      const double write =
+          rate([&](std::int64_t r, std::byte* at) { return tier.write(r, large.all(), at); });
+      const double read =
+          rate([&](std::int64_t r, std::byte* at) { return tier.read(r, large.all(), at); });
+      WARN(tier.queue_name() << ", depth " << depth << ": write into new space " << first
+                             << " GB/s, over old " << write << ", read " << read);
+    }
   }
 }
 
