@@ -1,8 +1,10 @@
 #include "memory/tiers/file_tier.h"
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <set>
 
@@ -313,6 +315,65 @@ TEST_CASE("file tier: no room, no budget, somebody else's file") {
 
   o.file.folder = theirs / "below a file";
   CHECK_THROWS_AS(FileTier(layout(), o, open_io_queue(IoKind::threads, 1)), ResourceError);
+}
+
+TEST_CASE(
+    "file tier: a process killed in the middle of writing leaves a file that the next one takes "
+    "over") {
+  const TemporaryFolder folder("file_tier_killed");
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    FileTier tier(layout(), options(folder.path(), 4), open_io_queue(IoKind::automatic, 4));
+    const Image image(4 * layout().stride());
+    for (int round = 0;; ++round) {
+      std::vector<Transfer> running;
+      for (std::int64_t r = 0; r < 4; ++r)
+        running.push_back(tier.write(r, layout().all(), image.data() + r * layout().stride()));
+      if (round == 2 && ::write(ends[1], "x", 1) != 1) ::_exit(1);
+      for (const Transfer& t : running)
+        t.wait();
+    }
+  }
+  char ready = 0;
+  REQUIRE(::read(ends[0], &ready, 1) == 1);
+  REQUIRE(::kill(child, SIGKILL) == 0);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  const fs::path left = folder.path() / "moesaic-tier-rank-00003.bin";
+  CHECK(fs::exists(left));
+  {
+    FileTier tier(layout(), options(folder.path(), 2), open_io_queue(IoKind::automatic, 4));
+    CHECK(tier.path() == left);
+    CHECK(!tier.is_written(0, {0, 1}));
+    CHECK(fs::file_size(left) == tier.file_bytes());
+    const Image image(layout().stride());
+    tier.write(1, layout().all(), image.data()).wait();
+    tier.read(1, layout().all(), image.data()).wait();
+  }
+  CHECK(!fs::exists(left));
+}
+
+TEST_CASE("file tier: it ends when its transfers have") {
+  const TemporaryFolder folder("file_tier_end");
+  const Image images(8 * layout().stride());
+  std::vector<Transfer> transfers;
+  {
+    FileTier tier(layout(),
+                  options(folder.path(), 8),
+                  faulty_queue(IoKind::automatic, 2, {.late = 0.5, .delay = 0.5}));
+    for (std::int64_t r = 0; r < 8; ++r)
+      transfers.push_back(tier.write(r, layout().all(), images.data() + r * layout().stride()));
+  }
+  for (const Transfer& t : transfers) {
+    CHECK(t.is_done());
+    t.wait();
+  }
 }
 
 TEST_CASE("file tier: transfers that would race are bugs") {
