@@ -2,7 +2,9 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -61,7 +63,7 @@ ScratchFile::ScratchFile(const Options& o, const RecordLayout& layout)
       bytes_(bytes_for(layout, o.records)),
       stride_(layout.stride()) {
   create_folder(o.folder);
-  open_and_lock();
+  open_and_lock(o.lock_wait_s);
   try {
     reserve();
     write_header(o.rank, o.records, layout);
@@ -81,7 +83,8 @@ ScratchFile::~ScratchFile() {
   ::close(fd_);
 }
 
-void ScratchFile::open_and_lock() {
+void ScratchFile::open_and_lock(double wait_s) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait_s);
   for (;;) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd_ < 0) failed(path_, "open");
@@ -89,9 +92,13 @@ void ScratchFile::open_and_lock() {
       ::close(std::exchange(fd_, -1));
       throw UsageError(path_.string() + ": " + why);
     };
+    // Of a process that was killed with requests in io_uring the kernel ends these after it, and then gives up the lock.
     // Some file systems know no locks; the file is used without one there.
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      refuse("another run uses this file; give each run a memory.file_path of its own");
+    while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+      if (std::chrono::steady_clock::now() > end)
+        refuse("another run uses this file; give each run a memory.file_path of its own");
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     struct stat info {};
     if (::fstat(fd_, &info) != 0) {
       const int cause = errno;

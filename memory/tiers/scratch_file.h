@@ -17,7 +17,8 @@ class ScratchFile {
     std::filesystem::path folder;  ///< made if missing
     std::int64_t rank = 0;
     std::int64_t records = 0;
-    bool direct = true;  ///< past the page cache (O_DIRECT), where the file system takes that
+    bool direct = true;       ///< past the page cache (O_DIRECT), where the file system takes that
+    double lock_wait_s = 10;  ///< how long another process may still hold the file
   };
   /// Throws UsageError when another process uses the file or it is somebody else's, ResourceError (path, bytes needed and
   /// free) when the disk has no room for it.
@@ -38,7 +39,7 @@ class ScratchFile {
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  void open_and_lock();
+  void open_and_lock(double wait_s);
   void reserve();
   void write_header(std::int64_t rank, std::int64_t records, const RecordLayout& layout) const;
 

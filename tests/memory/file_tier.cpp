@@ -280,6 +280,7 @@ TEST_CASE("file tier: no room, no budget, somebody else's file") {
   const TemporaryFolder folder("file_tier_start");
   const auto open = [&](std::int64_t records, std::uint64_t budget = ~std::uint64_t{0}) {
     FileTier::Options o = options(folder.path(), records);
+    o.file.lock_wait_s = 0.05;
     o.budget_bytes = budget;
     return std::make_unique<FileTier>(layout(), o, open_io_queue(IoKind::threads, 1));
   };
