@@ -147,16 +147,103 @@ void add_a2a(CLI::App& bench, Action& action) {
   });
 }
 
+// What is played: a log of a run, or one that is made up.
+void add_touches(CLI::App& verb, bench::CacheSimOptions& o) {
+  CLI::Option* log = verb.add_option("--log", o.log, "Touch log of a run (docs/memory.md)");
+  const auto number =
+      [&](const char* name, std::int64_t& value, std::int64_t most, const char* text) {
+        verb.add_option(name, value, text)
+            ->check(CLI::Range(std::int64_t{1}, most))
+            ->capture_default_str()
+            ->excludes(log);
+      };
+  number("--layers", o.layers, 1 << 16, "Layers with experts");
+  number("--experts", o.experts, 1 << 16, "Experts of a layer that this rank holds");
+  number("--top-k", o.top_k, 1 << 16, "Experts per token");
+  number("--tokens",
+         o.tokens,
+         std::int64_t{1} << 40,
+         "Tokens of a micro-batch that reach these experts");
+  number("--micro-batches", o.micro_batches, 1 << 16, "Micro-batches of a step");
+  number("--steps", o.steps, 1 << 20, "Steps");
+  verb.add_option("--zipf", o.zipf, "Exponent of the experts' popularity; 0 = all alike")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str()
+      ->excludes(log);
+  verb.add_option("--drift", o.drift, "Share of the ranks of popularity that change every step")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->excludes(log);
+  verb.add_flag("--vertical",
+                o.vertical,
+                "A layer is visited once for all micro-batches (parallel.order: vertical)")
+      ->excludes(log);
+  verb.add_option("--updates",
+                  o.updates,
+                  "Whose optimizer states are loaded and written in a step: none, touched, dense")
+      ->check(CLI::IsMember({"none", "touched", "dense"}))
+      ->capture_default_str()
+      ->excludes(log);
+}
+
+void add_cache_sim(CLI::App& bench, Action& action) {
+  CLI::App* verb = bench.add_subcommand("cache-sim",
+                                        "Play a log of used experts, or a made-up one, through the "
+                                        "cache policies, to size memory.device_budget");
+  const auto o = std::make_shared<bench::CacheSimOptions>();
+  add_touches(*verb, *o);
+  verb->add_option("--seed", o->seed, "Of the made-up log and of random")->capture_default_str();
+  verb->add_option("--budget",
+                   o->budgets,
+                   "Device memory for experts: sizes (24GiB) or shares of all experts (25%)")
+      ->delimiter(',')
+      ->capture_default_str();
+  verb->add_option("--policy", o->policies, "sched, lru, static, random")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"sched", "lru", "static", "random"}))
+      ->capture_default_str();
+  verb->add_option(
+          "--expert-bytes", o->expert_bytes, "Weights of an expert (33MiB); 0 = as the log says")
+      ->capture_default_str();
+  verb->add_option("--state-bytes",
+                   o->state_bytes,
+                   "What the update of an expert loads and writes besides; 0 = as the log says")
+      ->capture_default_str();
+  verb->add_option(
+      "--host-budget",
+      o->host_budget,
+      "Host memory for experts and states, a size or a share; the rest lives in the file "
+      "tier. Without it all fits");
+  verb->add_option("--link", o->link, "Rate between host and device, each way, per second")
+      ->capture_default_str();
+  verb->add_option("--file-rate",
+                   o->file_rate,
+                   "Rate of the file tier, reads and writes together, per second")
+      ->capture_default_str();
+  verb->add_option(
+          "--warm-up", o->warm_up, "Steps that fill the cache and do not count (default: a third)")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40));
+  verb->add_option("--write-log", o->write_log, "Also write what was played as a touch log");
+  verb->add_flag("--json", o->json, "One JSON object in place of the table");
+  verb->footer(
+      "Example:\n  moesaic bench cache-sim --layers 26 --experts 256 --tokens 16384 --zipf 1 "
+      "--expert-bytes 14MB --budget 12GiB,24GiB\n");
+  verb->callback([&action, o] { action = [o] { return bench::bench_cache_sim(*o, std::cout); }; });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand(
-      "bench", "Measure the speed of ops, of training steps, or of the exchange of tokens");
+  CLI::App* verb = app.add_subcommand("bench",
+                                      "Measure the speed of ops, of training steps, or of the "
+                                      "exchange of tokens; simulate caches of "
+                                      "experts");
   verb->require_subcommand(1);
   verb->footer("Example:\n  moesaic bench step configs/quickstart.yaml\n");
   add_ops(*verb, action);
   add_step(*verb, action);
   add_a2a(*verb, action);
+  add_cache_sim(*verb, action);
 }
 
 }  // namespace moesaic::apps

@@ -1,11 +1,11 @@
 # add_layer(NAME FOLDER f [USES layer…] [LIBS target…])
 #
-# A static library of all sources directly in FOLDER and in its folders cpu/, cuda/ (backends), sinks/, pipeline/ and dispatch/. Its include root is a
+# A static library of all sources directly in FOLDER and in its folders cpu/, cuda/ (backends), sinks/, pipeline/, dispatch/ and tiers/. Its include root is a
 # build-tree folder that holds one link to FOLDER and nothing else, so an #include of a layer that is not in USES does
 # not compile. LIBS are private: no header of a layer shows a third-party header to the layers above.
 # CUDA_OR_ABSENT in LIBS: with CUDA the sources in cuda/ are compiled and the toolkit is linked, without it
 # *_absent.cpp takes their place. NCCL_OR_ABSENT: the same for sources that need CUDA and NCCL; UNICODE_OR_ABSENT: for the
-# sources in unicode/, which need PCRE2 and utf8proc.
+# sources in unicode/, which need PCRE2 and utf8proc; URING_OR_ABSENT: for those in tiers/uring/, which need liburing.
 function(add_layer name)
   cmake_parse_arguments(L "" "FOLDER" "USES;LIBS" ${ARGN})
   set(root ${CMAKE_BINARY_DIR}/layers/${name})
@@ -15,7 +15,7 @@ function(add_layer name)
     file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${L_FOLDER} ${root}/${L_FOLDER} SYMBOLIC)
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${L_FOLDER}/*.cpp ${L_FOLDER}/cpu/*.cpp ${L_FOLDER}/sinks/*.cpp
-       ${L_FOLDER}/pipeline/*.cpp ${L_FOLDER}/dispatch/*.cpp)
+       ${L_FOLDER}/pipeline/*.cpp ${L_FOLDER}/dispatch/*.cpp ${L_FOLDER}/tiers/*.cpp)
   file(GLOB absent CONFIGURE_DEPENDS ${L_FOLDER}/*_absent.cpp)
   set(uses_cuda OFF)
   foreach(library CUDA NCCL)
@@ -42,6 +42,16 @@ function(add_layer name)
       list(REMOVE_ITEM sources ${absent})
       list(APPEND sources ${unicode_sources})
       list(APPEND L_LIBS unicode_libraries)
+    endif()
+  endif()
+  if(URING_OR_ABSENT IN_LIST L_LIBS)
+    list(REMOVE_ITEM L_LIBS URING_OR_ABSENT)
+    if(MOESAIC_WITH_URING)
+      file(GLOB uring_absent CONFIGURE_DEPENDS ${L_FOLDER}/tiers/*_absent.cpp)
+      list(REMOVE_ITEM sources ${uring_absent})
+      file(GLOB uring_sources CONFIGURE_DEPENDS ${L_FOLDER}/tiers/uring/*.cpp)
+      list(APPEND sources ${uring_sources})
+      list(APPEND L_LIBS PkgConfig::URING)
     endif()
   endif()
   if(sources)

@@ -8,6 +8,7 @@ packages=(
   libopenblas-dev libopenmpi-dev openmpi-bin                # run
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libzstd-dev zlib1g-dev
   libpcre2-dev libutf8proc-dev                              # tokenizers
+  liburing-dev                                              # file tier
   catch2 python3 python3-venv strace                        # tests
   perl perl-doc fortunes fortunes-min                       # text of the quickstart
 )

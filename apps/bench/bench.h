@@ -1,5 +1,7 @@
 #pragma once
+#include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,5 +52,26 @@ struct A2aOptions {
 /// Dispatches and combines random tokens between all ranks of the job, by every method in turn, and compares counted with
 /// expected rows. Checks every result. Returns an exit code: 1 when the rows of a plan are not those of the routing.
 int bench_a2a(const A2aOptions& options);
+
+struct CacheSimOptions {
+  std::string log;  ///< a touch log; empty: one is made up from the next members
+  std::int64_t layers = 24, experts = 64, top_k = 8, tokens = 8192, micro_batches = 4, steps = 12;
+  double zipf = 0, drift = 0.02;
+  std::uint64_t seed = 1;
+  bool vertical = false;
+  std::string updates = "none";
+  std::vector<std::string> budgets{
+      "10%", "25%", "50%", "75%"};  ///< sizes, or shares of all experts
+  std::vector<std::string> policies{"sched", "lru", "static", "random"};
+  std::string expert_bytes = "0", state_bytes = "0";  ///< 0: as the log says
+  std::string host_budget;                            ///< empty: no file tier
+  std::string link = "50GB", file_rate = "1500MB";    ///< per second
+  std::optional<std::int64_t> warm_up;                ///< steps; empty: a third
+  std::string write_log;
+  bool json = false;
+};
+/// Plays the log through the cache policies of a run, under every budget, and prints hits, bytes and times beside the
+/// bound of any policy.
+int bench_cache_sim(const CacheSimOptions& options, std::ostream& out);
 
 }  // namespace moesaic::bench

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -95,4 +98,58 @@ TEST_CASE("cli: bench step shows every kind of op that ran") {
   output.clear();
   CHECK(run("bench step --steps 5000 " + config, output) == 2);
   CHECK(contains(output, "train.steps is 500"));
+}
+
+TEST_CASE("cli: bench cache-sim plays made-up and written logs alike, and bounds every policy") {
+  const moesaic::test::TemporaryFolder folder("cache_sim");
+  std::filesystem::create_directories(folder.path());
+  const std::string log = (folder.path() / "touches.jsonl").string();
+  const std::string common = " --expert-bytes 33MiB --budget 20%,2GiB --json";
+  std::string made, read;
+  CHECK(run("bench cache-sim --layers 6 --experts 32 --top-k 4 --tokens 16 --zipf 1 --steps 6 "
+            "--updates "
+            "touched --state-bytes 1GB --host-budget 50% --seed 7 --write-log " +
+                log + common,
+            made) == 0);
+  CHECK(run("bench cache-sim --seed 7 --host-budget 50% --log " + log + common, read) == 0);
+  auto a = nlohmann::json::parse(made), b = nlohmann::json::parse(read);
+  CHECK(a["log"].is_null());
+  CHECK(b["log"] == log);
+  a.erase("log");
+  b.erase("log");
+  CHECK(a == b);
+  CHECK(a["budgets"][1]["slots"] == 62);  // 2048 / 33
+  CHECK(a["experts_in_file"] == 96);
+  for (const auto& budget : a["budgets"]) {
+    REQUIRE(budget["policies"].size() == 5);
+    const auto& bound = budget["policies"][4];
+    for (const auto& p : budget["policies"]) {
+      CHECK(p["hits"] <= bound["hits"]);
+      CHECK(p["up_bytes_per_step"].get<double>() >= bound["up_bytes_per_step"].get<double>());
+      const double most =
+          std::max(p["up_bytes_per_step"].get<double>(), p["down_bytes_per_step"].get<double>());
+      CHECK(p["link_seconds_per_step"].get<double>() == Approx(most / 50e9));
+    }
+    CHECK(budget["policies"][0]["hits"] > budget["policies"][1]["hits"]);  // sched, lru
+  }
+  std::string text;
+  CHECK(run("bench cache-sim --steps 3 --budget 25% --policy sched", text) == 0);
+  CHECK(contains(text, "25%         384  sched    25.0"));
+  CHECK(contains(text, "sched names 100.0 %"));
+  for (const auto& [arguments, message] : {std::pair{"--budget 2GiB", "give --expert-bytes"},
+                                           {"--budget 101%", "0% to 100%"},
+                                           {"--budget 24", "has no unit"},
+                                           {"--top-k 65", "among --experts 64 different ones"},
+                                           {"--steps 4 --warm-up 4", "at least one must count"},
+                                           {"--log touches.jsonl --zipf 1", "excludes"},
+                                           {"--link 0", "are above 0"}}) {
+    std::string output;
+    INFO(arguments);
+    CHECK(run(std::string("bench cache-sim ") + arguments, output) == 2);
+    CHECK(contains(output, message));
+  }
+  std::string output;
+  std::ofstream(log, std::ios::app) << "{\"step\":99}\n";
+  CHECK(run("bench cache-sim --log " + log, output) == 3);
+  CHECK(contains(output, log + ":"));
 }

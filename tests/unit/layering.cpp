@@ -150,6 +150,7 @@ const std::vector<ThirdParty>& third_party() {
       {"nlohmann/", {"base", "config", "checkpoint", "data", "train", "apps"}},
       {"pcre2.h", {"tokenizer"}},
       {"utf8proc.h", {"tokenizer"}},
+      {"liburing.h", {"memory"}},
       {"cblas.h", {"kernels"}},
       {"openblas", {"kernels"}},
       {"zstd.h", {"checkpoint"}},

@@ -1,0 +1,287 @@
+#include "memory/tiers/device_cache.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+
+namespace moesaic::tiers {
+
+namespace {
+
+// Where the slots of a section begin in the memory of a cache, and where the section behind the last one would.
+std::uint64_t section_begin(const RecordLayout& layout,
+                            SectionRange range,
+                            std::int64_t slots,
+                            int section) {
+  std::uint64_t at = 0;
+  for (int s = range.first; s < section; ++s)
+    at += (static_cast<std::uint64_t>(slots) * layout.section(s).bytes + 255) / 256 * 256;
+  return at;
+}
+
+}  // namespace
+
+std::uint64_t DeviceCache::bytes_for(const RecordLayout& layout,
+                                     SectionRange range,
+                                     std::int64_t slots) {
+  return section_begin(layout, range, slots, range.end());
+}
+
+DeviceCache::DeviceCache(HomeTiers& homes,
+                         const Options& options,
+                         std::unique_ptr<CachePolicy> policy)
+    : homes_(homes),
+      options_(options),
+      policy_(std::move(policy)),
+      memory_(
+          bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
+      in_(options.device, options.name + " loads", options.mode),
+      out_(options.device, options.name + " write-backs", options.mode) {
+  MOESAIC_CHECK(
+      options_.slots >= kMinSlots && options_.transit >= 1 && options_.transit <= options_.slots,
+      fmt::format("{} slots, {} for transit", options_.slots, options_.transit));
+  for (std::int64_t s = options_.slots; s-- > 0;)
+    free_.push_back(s);
+}
+
+DeviceCache::~DeviceCache() {
+  // Work on the streams points into this memory and that of the homes.
+  try {
+    in_.synchronize();
+    out_.synchronize();
+    for (const auto& [block, e] : entries_)
+      e.copy.wait_for_uses(out_);
+    out_.synchronize();
+    homes_.poll();
+  } catch (
+      const std::exception&) {  // was thrown to the user before, or is lost with what it was about
+  }
+}
+
+std::byte* DeviceCache::data(std::int64_t slot, int section) const {
+  const SectionRange r = options_.range;
+  MOESAIC_CHECK(section >= r.first && section < r.end() && slot >= 0 && slot < options_.slots,
+                "a section and a slot of the cache");
+  return memory_.data() + section_begin(homes_.layout(), r, options_.slots, section) +
+         static_cast<std::uint64_t>(slot) * homes_.layout().section(section).bytes;
+}
+
+SectionRange DeviceCache::in_entry(SectionRange r) const {
+  MOESAIC_CHECK(r.first >= options_.range.first && r.end() <= options_.range.end(),
+                "sections of the cache");
+  return {r.first - options_.range.first, r.count};
+}
+
+void DeviceCache::begin_visit(const Visit& visit, std::span<const Block> blocks) {
+  policy_->begin_visit(visit, blocks);
+}
+
+void DeviceCache::copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up) {
+  const Shape shape{static_cast<std::int64_t>(bytes)};
+  copy_tensor(TensorView(to, DType::u8, shape, up ? options_.device : kCpu),
+              ConstTensorView(from, DType::u8, shape, up ? kCpu : options_.device),
+              up ? in_ : out_);
+  (up ? counters_.bytes_up : counters_.bytes_down) += bytes;
+}
+
+// The states follow the order in which the host enqueues: whoever uses the copy waits for `ready`, so it counts as loaded.
+void DeviceCache::load(Block block, Entry& entry) {
+  const SectionRange all{0, options_.range.count};
+  const HomeTiers::Lease lease = homes_.lease(block, options_.range, HomeTiers::Contents::needed);
+  for (const Event& e : lease.pending)  // perhaps a write-back of this very block
+    in_.wait(e);
+  entry.copy.apply(all, CopyAction::begin_load);
+  for (int s = options_.range.first; s < options_.range.end(); ++s) {
+    const Section& section = homes_.layout().section(s);
+    copy(data(entry.slot, s), lease.image + section.offset, section.bytes, true);
+  }
+  entry.copy.apply(all, CopyAction::finish_load);
+  Event loaded(options_.device);
+  in_.record(loaded);
+  homes_.release(block, options_.range, std::nullopt, loaded);
+}
+
+void DeviceCache::write_back(Block block) {
+  const auto found = entries_.find(block);
+  if (found == entries_.end()) return;
+  BlockCopy& c = found->second.copy;
+  const SectionRange all{0, options_.range.count};
+  if (!c.any(all, CopyState::dirty)) return;
+  // The lease is of all sections: those that are not written must be there.
+  const HomeTiers::Lease lease = homes_.lease(
+      block,
+      options_.range,
+      c.all(all, CopyState::dirty) ? HomeTiers::Contents::replaced : HomeTiers::Contents::needed);
+  for (const Event& e : lease.pending)
+    out_.wait(e);
+  out_.wait(c.ready);
+  c.wait_for_uses(out_);
+  int first = options_.range.count, last = -1;
+  for (int s = 0; s < options_.range.count; ++s) {
+    if (c.state(s) != CopyState::dirty) continue;
+    first = std::min(first, s);
+    last = s;
+    const int section = options_.range.first + s;
+    c.apply({s, 1}, CopyAction::begin_write);
+    copy(lease.image + homes_.layout().section(section).offset,
+         data(found->second.slot, section),
+         homes_.layout().section(section).bytes,
+         false);
+    // In the order of the streams it is written: the copy is a use of the slot, and whoever changes the slot waits for uses.
+    c.apply({s, 1}, CopyAction::finish_write);
+  }
+  c.pin(Access::read);
+  c.unpin(Access::read, out_);
+  Event written(options_.device);
+  out_.record(written);
+  homes_.release(
+      block, options_.range, SectionRange{options_.range.first + first, last - first + 1}, written);
+  ++counters_.write_backs;
+}
+
+void DeviceCache::evict(Block block) {
+  write_back(block);
+  const auto found = entries_.find(block);
+  Entry& e = found->second;
+  MOESAIC_CHECK(e.copy.may_go(), "what goes is written back and not in use");
+  e.copy.wait_for_uses(in_);
+  e.copy.apply({0, options_.range.count}, CopyAction::drop);
+  if (options_.poison) {
+    for (int s = options_.range.first; s < options_.range.end(); ++s) {
+      const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
+      fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
+    }
+  }
+  if (e.kept) {
+    policy_->removed(block);
+    --kept_;
+  }
+  free_.push_back(e.slot);
+  entries_.erase(found);
+  ++counters_.drops;
+}
+
+// Frees a slot for `block` where none is. Returns whether the block will be kept.
+bool DeviceCache::make_slot(Block block) {
+  const CachePolicy::MayGo may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
+  bool keep = kept_ < options_.slots - options_.transit;
+  if (!keep && kept_ > 0) {
+    const Block out = policy_->victim(block, may_go);
+    keep = out != block;
+    if (keep) evict(out);
+  }
+  if (!free_.empty()) return keep;
+  // Those that only pass, the oldest first; then whatever the policy would give up.
+  auto oldest = entries_.end();
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    const bool goes = !it->second.kept && !it->second.copy.is_pinned();
+    if (goes && (oldest == entries_.end() || it->second.number < oldest->second.number))
+      oldest = it;
+  }
+  if (oldest == entries_.end()) {
+    oldest = std::find_if(
+        entries_.begin(), entries_.end(), [&](const auto& e) { return may_go(e.first); });
+  }
+  if (oldest == entries_.end()) {
+    throw ResourceError(
+        fmt::format("all {} slots of '{}' ({} bytes each) are in use at once; raise "
+                    "memory.device_budget",
+                    options_.slots,
+                    options_.name,
+                    homes_.layout().bytes(options_.range)));
+  }
+  evict(oldest->first);
+  return keep;
+}
+
+void DeviceCache::bring(Block block, bool needs_load) {
+  const bool keep = make_slot(block);
+  Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
+          .slot = free_.back(),
+          .kept = keep,
+          .number = ++numbers_};
+  if (needs_load) {
+    load(block, e);  // what throws here leaves the slot free
+  } else {
+    e.copy.apply({0, options_.range.count}, CopyAction::make);
+  }
+  in_.record(e.copy.ready);
+  free_.pop_back();
+  entries_.emplace(block, std::move(e));
+  if (keep) {
+    policy_->admitted(block);
+    ++kept_;
+  } else {
+    ++counters_.passed;
+  }
+  ++counters_.loads;
+}
+
+std::int64_t DeviceCache::acquire(Block block, Access access, Stream& user, Contents contents) {
+  MOESAIC_CHECK(contents == Contents::loaded || access == Access::write,
+                "who replaces what is there writes");
+  homes_.poll();
+  // A call that failed and is tried again is one use.
+  if (failed_use_ != block) policy_->use(block);
+  failed_use_ = block;
+  const bool hit = holds(block);
+  if (!hit) bring(block, contents == Contents::loaded);
+  failed_use_.reset();
+  Entry& e = entries_.at(block);
+  e.copy.pin(access);
+  ++counters_.uses;
+  counters_.hits += hit ? 1 : 0;
+  user.wait(e.copy.ready);
+  e.copy.wait_for_uses(user);
+  return e.slot;
+}
+
+void DeviceCache::release(Block block,
+                          Access access,
+                          Stream& user,
+                          std::optional<SectionRange> changed) {
+  const auto found = entries_.find(block);
+  MOESAIC_CHECK(found != entries_.end(), fmt::format("block {} is not in use", block));
+  BlockCopy& c = found->second.copy;
+  if (changed) c.apply(in_entry(*changed), CopyAction::change);
+  c.unpin(access, user);
+}
+
+bool DeviceCache::prefetch(Block block) {
+  if (holds(block)) return true;
+  homes_.poll();
+  if (!homes_.is_ready(block, options_.range)) {
+    homes_.prefetch(block, options_.range);
+    return false;
+  }
+  if (kept_ >= options_.slots - options_.transit && free_.empty()) {
+    const auto may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
+    if (kept_ == 0 || policy_->victim(block, may_go) == block) return false;
+  }
+  bring(block, true);
+  ++counters_.prefetches;
+  return true;
+}
+
+void DeviceCache::flush() {
+  for (auto& [block, e] : entries_)
+    write_back(block);
+  homes_.flush();
+}
+
+void DeviceCache::discard() {
+  for (auto& [block, e] : entries_) {
+    e.copy.wait_for_uses(in_);
+    for (int s = 0; s < options_.range.count; ++s)
+      if (e.copy.state(s) != CopyState::absent) e.copy.apply({s, 1}, CopyAction::discard);
+    if (e.kept) policy_->removed(block);
+    free_.push_back(e.slot);
+    ++counters_.drops;
+  }
+  entries_.clear();
+  kept_ = 0;
+}
+
+}  // namespace moesaic::tiers
