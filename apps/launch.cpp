@@ -26,16 +26,18 @@ int launcher_rank() {
   return 0;
 }
 
-void require_one_process(const std::string& verb) {
+bool is_the_one_process(const std::string& verb) {
   const Launch launch = read_launch([](const char* name) { return std::getenv(name); });
   const bool is_one_of_several =
       launch.size > 1 && launch.by != Launch::By::nobody && launch.by != Launch::By::allocation;
-  if (!is_one_of_several) return;
-  throw UsageError(fmt::format(
-      "'{}' runs in one process, and was started in {} ({}): start it without a launcher",
-      verb,
-      launch.size,
-      launch.found));
+  if (!is_one_of_several) return true;
+  if (launcher_rank() != 0) return false;
+  std::cerr << fmt::format("moesaic: '{}' runs in one process: rank 0 of {} does it ({})",
+                           verb,
+                           launch.size,
+                           launch.found)
+            << std::endl;
+  return true;
 }
 
 int run_before_mpi(const std::function<void()>& prepare) {

@@ -12,8 +12,9 @@ namespace moesaic::apps {
 /// Rank of this process by the launcher's environment variables (Open MPI, PMIx, PMI, Slurm), 0 without a launcher.
 int launcher_rank();
 
-/// Throws UsageError when a launcher has started this process as one of several: `verb` would do its work once in each.
-void require_one_process(const std::string& verb);
+/// For verbs that have no ranks to share their work: whether this process does it. Of several that a launcher has started
+/// rank 0 does, and says so on standard error.
+bool is_the_one_process(const std::string& verb);
 
 /// A rank of a job, and where it runs.
 struct RankPlace {

@@ -114,11 +114,7 @@ int run(int argc, char** argv) {
   const std::string verb = chosen_verb(app);
   const bool takes_ranks = std::find(std::begin(kVerbsOfRanks), std::end(kVerbsOfRanks), verb) !=
                            std::end(kVerbsOfRanks);
-  if (!takes_ranks) {
-    const int problem =
-        moesaic::apps::run_before_mpi([&] { moesaic::apps::require_one_process(verb); });
-    if (problem != 0) return problem;
-  }
+  if (!takes_ranks && !moesaic::apps::is_the_one_process(verb)) return 0;
   const int result = action();
   if (!std::cout.flush())
     throw moesaic::ResourceError(
