@@ -70,7 +70,10 @@ const RecomputeChoice* cheapest_within(const std::vector<RecomputeChoice>& choic
 
 std::string recompute_text(const std::vector<RecomputeChoice>& choices,
                            std::optional<std::int64_t> budget) {
-  if (choices.empty()) return "";
+  if (choices.empty())
+    return budget ? "--device-memory: what cannot be trained yet has no plan of its memory; see "
+                    "the notes\n"
+                  : "";
   std::vector<std::string> heading{"activations.recompute"};
   for (const RecomputeChoice& c : choices)
     heading.push_back(c.policy + (c.is_set ? " *" : ""));
@@ -99,11 +102,16 @@ std::string recompute_text(const std::vector<RecomputeChoice>& choices,
     return text + fmt::format("within {}: activations.recompute={} computes least again\n\n",
                               binary(*budget),
                               cheapest->policy);
+  const RecomputeChoice& least =
+      *std::min_element(choices.begin(), choices.end(), [](const auto& a, const auto& b) {
+        return total(a) < total(b);
+      });
   return text + fmt::format(
-                    "within {}: no setting fits; full needs {}: take more ranks, a smaller "
+                    "within {}: no setting fits; {} needs {}: take more ranks, a smaller "
                     "train.micro_batch_size or a shorter data.sequence_length\n\n",
                     binary(*budget),
-                    binary(total(choices[2])));
+                    least.policy,
+                    binary(total(least)));
 }
 
 }  // namespace moesaic::apps

@@ -206,7 +206,8 @@ std::string plan_text(const config::LoadedConfig& loaded,
   const config::ParallelConfig& parallel = loaded.config.parallel;
   if (const int ranks = planned_ranks(parallel); ranks > 1)
     text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
-  if (rank) text += rank_memory(loaded, *rank) + recompute;
+  if (rank) text += rank_memory(loaded, *rank);
+  text += recompute;
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))

@@ -8,6 +8,7 @@
 
 #include "apps/checkpoint_path.h"
 #include "apps/generator.h"
+#include "apps/number_range.h"
 #include "apps/run_tokenizer.h"
 #include "apps/verb.h"
 #include "apps/whole_number.h"
@@ -62,7 +63,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
       ->capture_default_str();
   verb->add_option("--temperature", a->sampling.temperature, "0 = always the most likely token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_in(0.0, 100.0))
       ->capture_default_str();
   verb->add_option("--top-k", a->sampling.top_k, "Sample among the k most likely tokens; 0 = all")
       ->check(whole_number, "NONNEGATIVE")

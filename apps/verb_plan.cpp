@@ -37,7 +37,10 @@ std::optional<std::int64_t> budget_of(const PlanArguments& arguments) {
   if (arguments.device_memory.empty()) return std::nullopt;
   const auto bytes = config::parse_bytes(arguments.device_memory);
   if (!bytes.value)
-    throw UsageError(fmt::format("--device-memory {}: {}", arguments.device_memory, bytes.error));
+    throw UsageError(
+        fmt::format("--device-memory {}: {}",
+                    arguments.device_memory,
+                    bytes.error.empty() ? "is no size; write for example 80GiB" : bytes.error));
   return bytes.value;
 }
 

@@ -198,11 +198,14 @@ PlacesOfExperts balanced_places(std::span<const double> load,
     for (int r = 0; r < ranks; ++r)
       place_on_rank(of_ranks[at(r)], (first_rank + r) * each, each, current, places);
   }
-  const auto emptier = [&](int parts) {
-    return max_over_mean(rank_loads(load, places, parts)) <
-           (1 - kLeastGain) * max_over_mean(rank_loads(load, current, parts));
+  // The fullest one's load, against what it is now.
+  const auto share = [&](int parts) {
+    return max_over_mean(rank_loads(load, places, parts)) /
+           max_over_mean(rank_loads(load, current, parts));
   };
-  return emptier(nodes) || emptier(nodes * ranks) ? places : current;
+  const double rank = share(nodes * ranks), node = share(nodes), least = 1 - kLeastGain;
+  const bool pays = rank < least || (node < least && rank <= 1);
+  return pays ? places : current;
 }
 
 }  // namespace moesaic

@@ -27,7 +27,12 @@ struct Budget {
 
 std::uint64_t bytes_from(const std::string& option, const std::string& text) {
   const auto parsed = config::parse_bytes(text);
-  if (!parsed.value) throw UsageError(fmt::format("{} {}: {}", option, text, parsed.error));
+  if (!parsed.value)
+    throw UsageError(
+        fmt::format("{} {}: {}",
+                    option,
+                    text,
+                    parsed.error.empty() ? "is no size; write for example 80GiB" : parsed.error));
   if (*parsed.value < 0) throw UsageError(fmt::format("{} {}: is negative", option, text));
   return static_cast<std::uint64_t>(*parsed.value);
 }

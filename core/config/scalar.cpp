@@ -237,8 +237,9 @@ Parsed<std::int64_t> parse_bytes(std::string_view text) {
     if (bytes != std::floor(bytes)) return failed_integer("not a whole number of bytes");
     return {static_cast<std::int64_t>(bytes), ""};
   }
-  if (parse_number(text).value)
-    return failed_integer(fmt::format("has no unit; write for example {}GiB", text));
+  if (const auto number = parse_number(text).value)
+    return failed_integer(*number < 0 ? "is negative"
+                                      : fmt::format("has no unit; write for example {}GiB", text));
   return failed_integer("");
 }
 

@@ -206,23 +206,21 @@ void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
         {all_c_, all_kr_},
         {kv_},
         [this](Tape& t) {
+          const TensorView kv = t.out(kv_);  // a replay asks for it in either stage
           if (!gathers()) return;
-          t.run(ConcatColumns{.y = t.out(kv_), .a = keys(t, all_c_), .b = keys(t, all_kr_)});
+          t.run(ConcatColumns{.y = kv, .a = keys(t, all_c_), .b = keys(t, all_kr_)});
         },
         StepKind::cheap);
   }
   q_latent_ = tape.activation("attn.q_latent", {tokens, h, ckv + dr}, compute);
   tape.step("attn.q_latent", {query_}, {q_latent_}, [this, ckv, dr](Tape& t) {
+    const TensorView q_latent = t.out(q_latent_);
     if (!gathers()) return;
     const std::int64_t dn = options_.qk_nope_dim;
     const WeightLease w = t.weight(kv_b_);
-    t.run(HeadLinear{.y = {t.out(q_latent_), 0},
-                     .x = {t.in(query_), 0},
-                     .w = w.view(),
-                     .row_begin = 0,
-                     .m = dn});
-    if (dr > 0)
-      t.run(CopyHeadColumns{.y = {t.out(q_latent_), ckv}, .x = {t.in(query_), dn}, .n = dr});
+    t.run(HeadLinear{
+        .y = {q_latent, 0}, .x = {t.in(query_), 0}, .w = w.view(), .row_begin = 0, .m = dn});
+    if (dr > 0) t.run(CopyHeadColumns{.y = {q_latent, ckv}, .x = {t.in(query_), dn}, .n = dr});
   });
   o_latent_ = tape.activation("attn.o_latent", {tokens, h, ckv}, compute);
 }

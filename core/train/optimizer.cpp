@@ -378,26 +378,31 @@ std::vector<RowBlock> Optimizer::blocks_here(ParamId id) const {
   return here;
 }
 
-// Ranks along the axis that splits a matrix own the same ones, and update as many of them at a time as they are.
+// Ranks along the axis that splits a matrix own the same ones, and update as many of them at a time as they are. Each axis has
+// its own list: ranks that share the one axis may own other matrices along the other, and must still take the same turns.
 void Optimizer::put_off(Backend& backend, const SplitUpdate& update) {
   const Axis axis = whole_->axis(update.id);
-  if (!split_updates_.empty() && whole_->axis(split_updates_.front().id) != axis)
-    update_split_matrices(backend);
-  split_updates_.push_back(update);
-  if (static_cast<std::int64_t>(split_updates_.size()) == params_.position().extent(axis))
-    update_split_matrices(backend);
+  std::vector<SplitUpdate>& updates = split_updates_[axis];
+  updates.push_back(update);
+  if (static_cast<std::int64_t>(updates.size()) == params_.position().extent(axis))
+    update_split_matrices(backend, updates);
 }
 
 void Optimizer::update_split_matrices(Backend& backend) {
+  for (auto& [axis, updates] : split_updates_)
+    update_split_matrices(backend, updates);
+}
+
+void Optimizer::update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates) {
   std::vector<WholeMatrices::Blocks> blocks;
-  for (const SplitUpdate& u : split_updates_) {
+  for (const SplitUpdate& u : updates) {
     const Tensors own = tensors_of(u.id, u.member);
     blocks.push_back(
         {u.id,
          {{{own.master}, {own.compute}, {own.remainder}, {own.gradient, true}, {own.momentum}}}});
   }
   whole_->work(backend, mesh_, blocks, [&](std::size_t i, const WholeMatrices::Whole& whole) {
-    const SplitUpdate& u = split_updates_[i];
+    const SplitUpdate& u = updates[i];
     update_tensors(backend,
                    entry(u.id),
                    {.master = whole[0],
@@ -411,7 +416,7 @@ void Optimizer::update_split_matrices(Backend& backend) {
                    {},
                    u.scalars);
   });
-  split_updates_.clear();
+  updates.clear();
 }
 
 void Optimizer::update_tensors(Backend& backend,

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -120,7 +121,8 @@ class Optimizer {
     ConstTensorView scalars;
   };
   void put_off(Backend& backend, const SplitUpdate& update);
-  void update_split_matrices(Backend& backend);  // those put off
+  void update_split_matrices(Backend& backend);  // those put off, of all axes
+  void update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates);
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
@@ -143,9 +145,9 @@ class Optimizer {
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
-  std::optional<WholeMatrices> whole_;  // those that Muon needs
-  std::vector<SplitUpdate> split_updates_;
-  const Mesh* mesh_ = nullptr;            // of the update in progress
+  std::optional<WholeMatrices> whole_;                      // those that Muon needs
+  std::map<Axis, std::vector<SplitUpdate>> split_updates_;  // put off, by the axis that splits them
+  const Mesh* mesh_ = nullptr;                              // of the update in progress
   bool split_ = false;                    // some parameter, or its state, is spread over ranks
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;

@@ -105,7 +105,14 @@ TEST_CASE("cli: plan") {
                  "within 1.00 MiB: no setting fits; full needs"));
   const Result size = moesaic("plan " + config + "quickstart.yaml --device-memory 1Gb");
   CHECK(size.code == 2);
-  CHECK(contains(size.output, "--device-memory 1Gb"));
+  CHECK(contains(size.output, "--device-memory 1Gb: is no size; write for example 80GiB"));
+  CHECK(contains(moesaic("plan " + config + "quickstart.yaml --device-memory=-1").output,
+                 "--device-memory -1: is negative"));
+  CHECK(contains(moesaic("plan " + config + "deepseek_v32.yaml --device-memory 80GiB").output,
+                 "what cannot be trained yet has no plan of its memory"));
+  const Result nan = moesaic("bench cache-sim --steps 3 --zipf nan");
+  CHECK(nan.code == 2);
+  CHECK(contains(nan.output, "nan is not a number from 0 to 10"));
   const Result json = moesaic("plan --json " + config + "kimi_k3.yaml", "2>/dev/null");
   CHECK(json.code == 0);
   CHECK(contains(json.output, "\"total\": 2779484478208"));

@@ -100,6 +100,19 @@ TEST_CASE("a Zipf router: rank max/mean before and after, over ranks and over no
   }
 }
 
+TEST_CASE("balanced places never make the fullest rank fuller, whatever nodes gain") {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const std::vector<double> load = zipf(16, 0.4, seed);
+    PlacesOfExperts places = places_in_order(16);
+    for (int again = 0; again < 3; ++again) {
+      const PlacesOfExperts after = balanced_places(load, {2, 2}, places);
+      INFO("seed " << seed << ", " << again);
+      CHECK(imbalance(load, after, 4) <= imbalance(load, places, 4));
+      places = after;
+    }
+  }
+}
+
 TEST_CASE("balanced places are the same whoever asks") {
   const std::vector<double> load = zipf(128, 1.0, 5);
   CHECK(balanced_places(load, {2, 4}, places_in_order(128)) ==

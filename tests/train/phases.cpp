@@ -36,6 +36,21 @@ std::vector<double> values(const Snapshot& s, const std::string& name) {
 
 }  // namespace
 
+TEST_CASE("recomputation keeps the bits through the warm-up where selected keys are gathered") {
+  const auto trained = [](const std::string& recompute) {
+    Run run(hybrid_config({phases("[{until: 2, sparse_stage: warmup}, {until: 20}]"),
+                           "model.indexer.attention_form=gather",
+                           "activations.recompute=" + recompute}));
+    run.steps(4);
+    return run.snapshot();
+  };
+  const Snapshot saved = trained("none");
+  for (const char* recompute : {"full", "selective", "[attn.o, attn.q_latent]"}) {
+    INFO(recompute);
+    CHECK(trained(recompute) == saved);
+  }
+}
+
 TEST_CASE("the dense warm-up trains the indexer and nothing else, then everything trains") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
     Run run(hybrid_config({optimizer,

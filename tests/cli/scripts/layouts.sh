@@ -41,6 +41,8 @@ for set in optimizer.name=adamw optimizer.untouched=skip "train.phases=[{until: 
 done
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
+# Muon's matrices split along two axes, of which other ranks own other ones.
+agree "tp=4,etp=2" model.num_attention_heads=4 model.linear_attn_config.num_heads=4 model.indexer.index_n_heads=4
 for set in optimizer.name=adamw "activations.recompute=[full]" "activations.recompute=['*_block.*',moe.xs]" model.balance.bias_rule=quantile_exact optimizer.qk_clip_tau=0.01 \
   model.capacity_factor=1.0 "model.mtp={num_nextn_predict_layers: 1}" model.indexer.attention_form=gather \
   "model.balance={bias_rule: sign, aux_loss: sequence, aux_loss_weight: 0.01}" \
