@@ -90,7 +90,7 @@ void add_a2a(CLI::App& bench, Action& action) {
   verb->add_option("--zipf",
                    o->zipf,
                    "Exponent of the experts' popularity; 0 = all alike, with expected rows")
-      ->check(number_in(0.0, 10.0))
+      ->check(number_in(0.0, 10.0), "in [0 - 10]")
       ->capture_default_str();
   verb->add_flag("--placed",
                  o->placed,
@@ -113,7 +113,7 @@ void add_a2a(CLI::App& bench, Action& action) {
   verb->add_option("--buffer-factor",
                    o->buffer_factor,
                    "Rows that buffers hold, as a multiple of even routing's; 0 = for any routing")
-      ->check(number_in(0.0, 1000.0))
+      ->check(number_in(0.0, 1000.0), "in [0 - 1000]")
       ->capture_default_str();
   verb->add_option(
           "--raw", o->raw, "Time bare exchanges, too, of so many MiB with every peer, as in 64,512")
@@ -168,11 +168,11 @@ void add_touches(CLI::App& verb, bench::CacheSimOptions& o) {
   number("--micro-batches", o.micro_batches, 1 << 16, "Micro-batches of a step");
   number("--steps", o.steps, 1 << 20, "Steps");
   verb.add_option("--zipf", o.zipf, "Exponent of the experts' popularity; 0 = all alike")
-      ->check(number_in(0.0, 10.0))
+      ->check(number_in(0.0, 10.0), "in [0 - 10]")
       ->capture_default_str()
       ->excludes(log);
   verb.add_option("--drift", o.drift, "Share of the ranks of popularity that change every step")
-      ->check(number_in(0.0, 1.0))
+      ->check(number_in(0.0, 1.0), "in [0 - 1]")
       ->capture_default_str()
       ->excludes(log);
   verb.add_flag("--vertical",

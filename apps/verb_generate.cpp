@@ -63,7 +63,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
       ->capture_default_str();
   verb->add_option("--temperature", a->sampling.temperature, "0 = always the most likely token")
-      ->check(number_in(0.0, 100.0))
+      ->check(number_in(0.0, 100.0), "in [0 - 100]")
       ->capture_default_str();
   verb->add_option("--top-k", a->sampling.top_k, "Sample among the k most likely tokens; 0 = all")
       ->check(whole_number, "NONNEGATIVE")
