@@ -118,7 +118,7 @@ void Checkpointing::take_result(const SharedSave::Result& result, bool must) {
   shown_.reset();
   seconds_ = result.stall + result.seconds;
   if (!result.error.empty()) return failed({result.step, result.error}, must);
-  report(result.step, result.stall, result.seconds);
+  report(result.step, result.stall, result.seconds, result.bytes);
 }
 
 // Only rank 0 holds a copy. The other ranks go on at once; the next step's exchange keeps them together.
@@ -163,7 +163,7 @@ std::optional<Checkpointing::Failure> Checkpointing::take_result() {
   shown_.reset();
   seconds_ = stall_ + result.seconds;
   if (result.error == nullptr) {
-    report(result.step, stall_, result.seconds);
+    report(result.step, stall_, result.seconds, checkpoint_bytes(*parts_.trainer));
     return std::nullopt;
   }
   try {
@@ -289,12 +289,11 @@ void Checkpointing::write_on_root(bool must) {
     return failed({r.step, e.what()}, must);
   }
   seconds_ = watch.seconds();
-  report(r.step, seconds_, seconds_);
+  report(r.step, seconds_, seconds_, checkpoint_bytes(*parts_.trainer));
 }
 
-void Checkpointing::report(std::int64_t step, double stall, double seconds) {
+void Checkpointing::report(std::int64_t step, double stall, double seconds, double bytes) {
   lost_.reset();
-  const double bytes = checkpoint_bytes(*parts_.trainer);
   parts_.event("save", step, {{"stall_seconds", stall}, {"seconds", seconds}, {"bytes", bytes}});
   parts_.say(fmt::format("step {} | save {} | {} stall, written in {}{}",
                          step,

@@ -80,7 +80,7 @@ class Checkpointing {
   void forget(const Failure& failure);
   void make_up_for(const Failure& failure);
   void failed(const Failure& failure, bool must);
-  void report(std::int64_t step, double stall, double seconds);
+  void report(std::int64_t step, double stall, double seconds, double bytes);
   SaveRequest request();
 
   Parts parts_;

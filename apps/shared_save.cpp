@@ -64,6 +64,10 @@ void SharedSave::start(const SaveRequest& request,
   const auto begin_time = std::chrono::steady_clock::now();
   request_ = request;
   written_.reset();
+  std::int64_t state_bytes = 0;
+  for (const StateTensor& t : own)
+    state_bytes += static_cast<std::int64_t>(t.bytes());
+  bytes_ = static_cast<double>(host_.all_reduce_host(state_bytes, ReduceOp::sum));
   if (begin(checkpoint_part_bytes(own))) {
     const std::string writer = fmt::format("rank{:05}", host_.rank());
     if (in_background) {
@@ -97,7 +101,7 @@ SharedSave::Result SharedSave::wait() {
 
 SharedSave::Result SharedSave::commit() {
   const SaveRequest request = *std::exchange(request_, std::nullopt);
-  Result result{request.step, stall_, stall_, failure_};
+  Result result{request.step, stall_, stall_, failure_, bytes_};
   if (!failure_.empty()) return result;
   const BackgroundSave::Result own = written_ ? *written_ : background_.take_result();
   result.seconds = host_.all_reduce_host(own.seconds, ReduceOp::max);

@@ -21,6 +21,7 @@ class SharedSave {
     double stall = 0,
            seconds = 0;  ///< that training waited; until the files were written, the slowest rank's
     std::string error;   ///< empty: the checkpoint is complete
+    double bytes = 0;    ///< of the state, all ranks' parts
   };
   /// Starts to write. In the background: returns when the state has been copied, and look() or wait() has the result;
   /// else the result is there at once. The result of the one before must have been taken.
@@ -46,7 +47,7 @@ class SharedSave {
   std::filesystem::path folder_;
   std::string failure_;                            // of begin(), on all ranks alike
   std::optional<BackgroundSave::Result> written_;  // of this rank, when not in the background
-  double stall_ = 0;
+  double stall_ = 0, bytes_ = 0;
 };
 
 }  // namespace moesaic::apps

@@ -7,6 +7,10 @@ set -eu
 run run.dir=behind train.steps=12 checkpoint.every=3 > log.txt
 grep -q 'step 3 | save behind/checkpoints | [0-9.]* s stall, written in [0-9.]* s' log.txt || fail "no times of the save: $(cat log.txt)"
 run run.dir=atonce train.steps=12 checkpoint.every=3 checkpoint.async=false > log.txt
+# The bytes of all ranks' parts are told, not those of the first one.
+ranks 1 run.dir=alone train.steps=3 optimizer.warmup_steps=2 > log.txt
+told() { grep '"type":"save","step":3,' "$1/metrics.jsonl" | grep -o '"bytes":[0-9.]*'; }
+[ "$(told behind)" = "$(told alone)" ] || fail "a save of two ranks tells $(told behind), of one $(told alone)"
 # A save that is still being written when the last step is done is waited for, and said.
 run run.dir=unended train.steps=6 checkpoint.every=3 checkpoint.save_at_end=false > unended.txt
 grep -q 'step 6 | save unended/checkpoints' unended.txt || fail "the last save is not reported: $(cat unended.txt)"
