@@ -141,7 +141,8 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "parallel.ep, "
     "so that ranks have equally much to do by the average load of the experts; weights and "
     "optimizer "
-    "state move with them. Nothing moves where less than a hundredth of the busiest rank's or node's load "
+    "state move with them. Nothing moves where less than a hundredth of the busiest rank's or "
+    "node's load "
     "would be won. The model that is trained is the same; 0 = experts stay in order.")
       .between(0, kMaxCount)
       .example("500");
