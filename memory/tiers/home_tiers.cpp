@@ -26,8 +26,15 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
     : layout_(layout), options_(std::move(options)) {
   const std::int64_t in_file = std::count_if(
       options_.in_file.begin(), options_.in_file.end(), [](auto f) { return f != 0; });
+  MOESAIC_CHECK(options_.on_device.empty() || options_.on_device.size() == options_.in_file.size(),
+                "a place for every block");
+  std::int64_t on_device = 0;
+  for (Block b = 0; b < blocks(); ++b) {
+    MOESAIC_CHECK(!lives_in_file(b) || !lives_on_device(b), "a block has one home");
+    on_device += lives_on_device(b) ? 1 : 0;
+  }
   const HostPool::Options homes{.slot_bytes = layout_.stride(),
-                                .slots = blocks() - in_file,
+                                .slots = blocks() - in_file - on_device,
                                 .device = options_.device,
                                 .tag = "host tier"};
   const HostPool::Options staging{.slot_bytes = layout_.stride(),
@@ -71,6 +78,10 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
   at_home_.resize(static_cast<std::size_t>(homes.slots));
   std::int64_t records = 0, homed = 0;
   for (Block b = 0; b < blocks(); ++b) {
+    if (lives_on_device(b)) {
+      place_.push_back(-1);
+      continue;
+    }
     place_.push_back(lives_in_file(b) ? records++ : homed++);
     if (!lives_in_file(b)) set_up(b, *find(b), homes_->take());
   }
@@ -82,6 +93,7 @@ HomeTiers::~HomeTiers() {
 
 void HomeTiers::check(Block block, SectionRange range) const {
   MOESAIC_CHECK(block >= 0 && block < blocks(), fmt::format("block {} of {}", block, blocks()));
+  MOESAIC_CHECK(!lives_on_device(block), fmt::format("block {} lives on the device alone", block));
   layout_.check(range);
 }
 
