@@ -44,8 +44,10 @@ DeviceCache::DeviceCache(HomeTiers& homes,
       slot_for_good_.emplace(b, static_cast<std::int64_t>(slot_for_good_.size()));
   const auto here = static_cast<std::int64_t>(slot_for_good_.size());
   const std::int64_t passing = options_.slots - here;
+  const bool all_stay = passing >= homes.blocks() - here;
   MOESAIC_CHECK((here == homes.blocks() && passing >= 0) ||
-                    (passing >= kMinSlots && options_.transit >= 1 && options_.transit <= passing),
+                    (passing >= kMinSlots && options_.transit <= passing &&
+                     options_.transit >= (all_stay ? 0 : 1)),
                 fmt::format("{} slots, {} for blocks that live there, {} for transit",
                             options_.slots,
                             here,
@@ -81,6 +83,12 @@ SectionRange DeviceCache::in_entry(SectionRange r) const {
   MOESAIC_CHECK(r.first >= options_.range.first && r.end() <= options_.range.end(),
                 "sections of the cache");
   return {r.first - options_.range.first, r.count};
+}
+
+void DeviceCache::set_policy(std::unique_ptr<CachePolicy> policy) {
+  policy_ = std::move(policy);
+  for (const auto& [block, e] : entries_)
+    if (e.kept) policy_->admitted(block);
 }
 
 void DeviceCache::begin_visit(const Visit& visit, std::span<const Block> blocks) {
@@ -163,12 +171,20 @@ void DeviceCache::evict(Block block) {
       fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
     }
   }
+  forget(found);
+}
+
+// Its slot is free.
+void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
+  const Entry& e = entry->second;
   if (e.kept) {
-    policy_->removed(block);
+    policy_->removed(entry->first);
     --kept_;
+  } else {
+    passing_.erase(e.number);
   }
-  free_.push_back(e.slot);
-  entries_.erase(found);
+  if (!e.lives_here) free_.push_back(e.slot);
+  entries_.erase(entry);
   ++counters_.drops;
 }
 
@@ -184,11 +200,8 @@ bool DeviceCache::make_slot(Block block) {
   if (!free_.empty()) return keep;
   // Those that only pass, the oldest first; then whatever the policy would give up.
   auto oldest = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const bool goes = !it->second.kept && !it->second.lives_here && !it->second.copy.is_pinned();
-    if (goes && (oldest == entries_.end() || it->second.number < oldest->second.number))
-      oldest = it;
-  }
+  for (auto it = passing_.begin(); it != passing_.end() && oldest == entries_.end(); ++it)
+    if (may_go(it->second)) oldest = entries_.find(it->second);
   if (oldest == entries_.end()) {
     oldest = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) {
       return !e.second.lives_here && may_go(e.first);
@@ -240,6 +253,7 @@ void DeviceCache::bring(Block block, bool needs_load) {
     policy_->admitted(block);
     ++kept_;
   } else {
+    passing_.emplace(numbers_, block);
     ++counters_.passed;
   }
   ++counters_.loads;
@@ -297,18 +311,19 @@ void DeviceCache::flush() {
   homes_.flush();
 }
 
+void DeviceCache::discard(Block block) {
+  const auto found = entries_.find(block);
+  if (found == entries_.end()) return;
+  BlockCopy& copy = found->second.copy;
+  copy.wait_for_uses(in_);
+  for (int s = 0; s < options_.range.count; ++s)
+    if (copy.state(s) != CopyState::absent) copy.apply({s, 1}, CopyAction::discard);
+  forget(found);
+}
+
 void DeviceCache::discard() {
-  for (auto& [block, e] : entries_) {
-    if (e.lives_here) continue;
-    e.copy.wait_for_uses(in_);
-    for (int s = 0; s < options_.range.count; ++s)
-      if (e.copy.state(s) != CopyState::absent) e.copy.apply({s, 1}, CopyAction::discard);
-    if (e.kept) policy_->removed(block);
-    free_.push_back(e.slot);
-    ++counters_.drops;
-  }
-  std::erase_if(entries_, [](const auto& entry) { return !entry.second.lives_here; });
-  kept_ = 0;
+  while (!entries_.empty())
+    discard(entries_.begin()->first);
 }
 
 }  // namespace moesaic::tiers

@@ -32,7 +32,7 @@ class DeviceCache {
     /// kMinSlots for the others if there are any.
     std::int64_t slots = 0;
     std::int64_t transit =
-        3;  ///< of these, slots for blocks that the policy does not keep: at least 1
+        3;  ///< of these, slots for blocks that the policy does not keep: at least 1, unless all blocks have a slot
     Device device = kCpu;
     Stream::Mode mode = Stream::Mode::worker;  ///< of the two streams
     bool poison = false;                       ///< tests: a slot holds NaNs between two blocks
@@ -59,6 +59,8 @@ class DeviceCache {
                                  SectionRange range,
                                  std::int64_t slots);
 
+  /// Another policy from now on; it learns what is kept.
+  void set_policy(std::unique_ptr<CachePolicy> policy);
   /// Tells the policy what the next uses are.
   void begin_visit(const Visit& visit, std::span<const Block> blocks);
 
@@ -92,12 +94,20 @@ class DeviceCache {
   void write_back(Block block);
   /// Writes everything back and waits until the homes have it (and the file, by HomeTiers::flush()).
   void flush();
-  /// Gives up all copies, whatever they hold: the homes got other values. Blocks that live here stay.
+  /// Gives up all copies, or that of a block, whatever they hold: the homes got other values, or nobody needs these any more.
+  /// A block that lives here has no values then.
   void discard();
+  void discard(Block block);
 
   bool holds(Block block) const { return entries_.count(block) > 0; }
+  /// Whether it is held and stays, because the policy keeps it or it lives here; other copies only pass.
+  bool keeps(Block block) const {
+    const auto found = entries_.find(block);
+    return found != entries_.end() && (found->second.kept || found->second.lives_here);
+  }
   std::int64_t resident() const noexcept { return static_cast<std::int64_t>(entries_.size()); }
   const Counters& counters() const noexcept { return counters_; }
+  const Options& options() const noexcept { return options_; }
   Stream& load_stream() noexcept { return in_; }
   Stream& write_stream() noexcept { return out_; }
 
@@ -114,6 +124,7 @@ class DeviceCache {
   void settle_for_good(Block block);
   bool make_slot(Block block);
   void evict(Block block);
+  void forget(std::map<Block, Entry>::iterator entry);
   void load(Block block, Entry& entry);
   void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up);
   SectionRange in_entry(SectionRange of_record) const;
@@ -127,6 +138,7 @@ class DeviceCache {
   std::vector<std::int64_t> free_;
   std::map<Block, std::int64_t> slot_for_good_;  ///< of the blocks that live here
   std::int64_t most_kept_ = 0, kept_ = 0;        ///< of the others, by the policy
+  std::map<std::uint64_t, Block> passing_;       ///< copies that are not kept, by number
   std::optional<Block> failed_use_;  ///< the policy was told of it, and the block could not be had
   std::uint64_t numbers_ = 0;
   Counters counters_;

@@ -204,8 +204,9 @@ TEST_CASE("tiers: blocks that live on the device stay there, and cost no transfe
   CHECK_THROWS_AS(cache.acquire(3, Access::read, user), InternalError);  // without values
   cache.acquire(3, Access::write, user, DeviceCache::Contents::replaced);
   cache.release(3, Access::write, user, SectionRange{0, 1});
+  CHECK(cache.keeps(3));
   cache.discard();
-  CHECK(cache.holds(3));
+  CHECK_THROWS_AS(cache.acquire(3, Access::read, user), InternalError);  // nobody has them any more
   CHECK_THROWS_AS(
       DeviceCache(homes, {.range = {0, 1}, .slots = 3, .transit = 1}, make_lru_policy()),
       InternalError);
