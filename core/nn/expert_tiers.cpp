@@ -1,6 +1,8 @@
 #include "core/nn/expert_tiers.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,7 +23,23 @@ std::vector<double> even_weights(const TierGroup& group, bool of_states) {
   return weights;
 }
 
+// Length of the slot tables, and how many: as many as several passes over all members need, so that the host can be far
+// ahead.
+std::pair<std::int64_t, std::int64_t> sizes_of_tables(std::span<const TierGroup> groups) {
+  std::int64_t length = 0, blocks = 0;
+  for (const TierGroup& g : groups) {
+    length = std::max(length, g.members);
+    blocks += g.blocks();
+  }
+  return {length, std::clamp<std::int64_t>(4 * blocks / length, 64, 1024)};
+}
+
 }  // namespace
+
+std::size_t slot_table_bytes(std::span<const TierGroup> groups) {
+  const auto [length, tables] = sizes_of_tables(groups);
+  return SlotTables::bytes_for(length, tables);
+}
 
 std::size_t TierGroup::state_bytes() const {
   std::size_t bytes = 0;
@@ -136,14 +154,8 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
   group.states = std::make_unique<BlockTier>(std::move(states), options, device, pretend);
 }
 
-// As many as several passes over all members need, so that the host can be far ahead.
 void ExpertTiers::Impl::make_tables() {
-  std::int64_t blocks = 0;
-  for (const TierGroup& g : groups) {
-    table_length = std::max(table_length, g.members);
-    blocks += g.blocks();
-  }
-  table_count = std::clamp<std::int64_t>(4 * blocks / table_length, 64, 1024);
+  std::tie(table_length, table_count) = sizes_of_tables(groups);
   if (!pretend) tables.emplace(table_length, table_count, device);
 }
 

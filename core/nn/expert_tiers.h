@@ -39,6 +39,10 @@ struct TierGroup {
   std::size_t state_bytes() const;
 };
 
+/// Bytes of the tables by which kernels find the slots of offloaded weights and gradients, on the device and once more in
+/// host memory.
+std::size_t slot_table_bytes(std::span<const TierGroup> groups);
+
 /// How many slots, and what lives in the file.
 struct TierGroupOptions {
   std::int64_t weight_slots = 0, gradient_slots = 0,

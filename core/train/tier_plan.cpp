@@ -153,11 +153,20 @@ std::string joined(const std::vector<std::string>& texts) {
                                   : ""));
 }
 
+// For the members of a layer to stay, beside those slots that blocks only pass through (a quarter, and at most 32).
+std::int64_t layer_slots(const TierGroup& group) {
+  const std::int64_t members = group.members;
+  return std::min(
+      group.blocks(),
+      members + std::clamp<std::int64_t>((members + 2) / 3, DeviceCache::kMinSlots, 32));
+}
+
 void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
   for (Chosen& c : all)
     c.slots = DeviceCache::kMinSlots;
   const auto fits = [&] { return sum(all, &Chosen::device) <= limits.device; };
   if (!fits()) refuse_device(all, limits);
+  if (limits.least_slots) return;
   const auto towards = [&](Kind kind, const std::function<std::int64_t(const Chosen&)>& slots) {
     approach(
         all,
@@ -168,11 +177,12 @@ void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
   towards(Kind::states, [](const Chosen& c) { return std::min(kStateSlots, c.blocks); });
   for (const Kind kind : {Kind::weights, Kind::gradients})
     towards(kind, [](const Chosen& c) { return std::min(kRunSlots, c.group->members); });
-  if (limits.is_vertical)
-    towards(Kind::gradients, [](const Chosen& c) { return c.group->members; });
-  // The slots for transit are beside those of what stays.
+  if (limits.is_vertical) {
+    for (const Kind kind : {Kind::gradients, Kind::weights})
+      towards(kind, [](const Chosen& c) { return layer_slots(*c.group); });
+  }
   for (const Kind kind : {Kind::weights, Kind::gradients})
-    towards(kind, [](const Chosen& c) { return c.blocks + DeviceCache::Options{}.transit; });
+    towards(kind, [](const Chosen& c) { return c.blocks; });
 }
 
 // What a home needs in host memory when all that may live in the file does.
@@ -185,12 +195,14 @@ std::uint64_t least_host(std::vector<Chosen> all) {
   return sum(all, &Chosen::host);
 }
 
-[[noreturn]] void refuse_host(const std::vector<Chosen>& all, const TierLimits& limits) {
+[[noreturn]] void refuse_host(const std::vector<Chosen>& all,
+                              const TierLimits& limits,
+                              std::uint64_t tables) {
   std::vector<std::string> homes;
   for (const Chosen& c : all)
     homes.push_back(fmt::format("{} {} of {}", size_text(c.host()), name(c.kind), c.group->name));
   std::string text = fmt::format("experts.offload: experts need {} of host memory ({}); ",
-                                 size_text(sum(all, &Chosen::host)),
+                                 size_text(sum(all, &Chosen::host) + tables),
                                  joined(homes));
   text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", size_text(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
@@ -208,7 +220,7 @@ std::uint64_t least_host(std::vector<Chosen> all) {
                                   "host memory (gradients, and staging, always are). "
                                   "Raise memory.host_budget or memory.file_budget",
                                   size_text(limits.file),
-                                  size_text(least_host(all))));
+                                  size_text(least_host(all) + tables)));
 }
 
 TierPolicy policy_of(config::ExpertPolicy policy) {
@@ -226,12 +238,15 @@ TierPolicy policy_of(config::ExpertPolicy policy) {
 }
 
 // With so many staging slots for what lives in the file; false when it does not fit.
-bool place_at_home(std::vector<Chosen>& all, const TierLimits& limits, std::int64_t staging) {
+bool place_at_home(std::vector<Chosen>& all,
+                   const TierLimits& limits,
+                   std::uint64_t tables,
+                   std::int64_t staging) {
   for (Chosen& c : all) {
     c.in_file = 0;
     c.staging = 0;
   }
-  const auto fits_host = [&] { return sum(all, &Chosen::host) <= limits.host; };
+  const auto fits_host = [&] { return sum(all, &Chosen::host) + tables <= limits.host; };
   if (fits_host()) return true;
   if (limits.file == 0) return false;
   for (const Kind kind : {Kind::states, Kind::weights}) {
@@ -294,6 +309,7 @@ std::vector<TierPart> tier_parts(std::span<const TierGroup> groups,
     parts.push_back({.group = c.group->name,
                      .kind = c.kind,
                      .blocks = c.blocks,
+                     .members = c.group->members,
                      .block_bytes = c.layout.bytes(c.layout.all()),
                      .slots = c.slots,
                      .in_file = c.in_file,
@@ -328,15 +344,16 @@ void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options) {
   std::vector<Chosen> all = kinds_of(groups, options.weights);
+  const std::uint64_t tables = options.weights ? slot_table_bytes(groups) : 0;
   place_on_device(all, limits);
   bool has_room = false;
   for (std::int64_t staging = kStagingSlots; !has_room && staging >= HomeTiers::kMinStaging;
        staging /= 2)
-    has_room = place_at_home(all, limits, staging);
+    has_room = place_at_home(all, limits, tables, staging);
   if (!has_room) {
     for (Chosen& c : all)
       c.in_file = c.staging = 0;
-    refuse_host(all, limits);
+    refuse_host(all, limits, tables);
   }
   options.groups.assign(groups.size(), {});
   for (const Chosen& c : all) {
@@ -367,10 +384,7 @@ TierLimits tier_limits(const config::Config& config) {
           .is_vertical = config.parallel.order == config::LayerOrder::vertical};
 }
 
-ExpertTierOptions plan_expert_tiers(const config::Config& config,
-                                    std::span<const TierGroup> groups,
-                                    const TierLimits& limits,
-                                    int rank) {
+ExpertTierOptions expert_tier_options(const config::Config& config, int rank) {
   MOESAIC_CHECK(config.experts.offload != config::ExpertOffload::none, "experts are offloaded");
   ExpertTierOptions options;
   options.weights = config.experts.offload == config::ExpertOffload::full;
@@ -382,8 +396,44 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
   options.verify_reads = config.memory.verify_reads;
   options.stream_mode =
       config.debug.immediate_streams ? Stream::Mode::immediate : Stream::Mode::worker;
+  return options;
+}
+
+ExpertTierOptions plan_expert_tiers(const config::Config& config,
+                                    std::span<const TierGroup> groups,
+                                    const TierLimits& limits,
+                                    int rank) {
+  ExpertTierOptions options = expert_tier_options(config, rank);
   fill_tiers(groups, limits, options);
   return options;
+}
+
+TierLinkBytes link_bytes(std::span<const TierPart> parts,
+                         std::int64_t micro_batches,
+                         bool is_vertical) {
+  TierLinkBytes sum;
+  for (const TierPart& p : parts) {
+    const auto all = static_cast<double>(p.bytes());
+    const double missed = p.kind == Kind::states ? all : all * (1 - p.share());
+    // A cache that holds a layer meets it once for all micro-batches that follow each other.
+    const double visits =
+        is_vertical && p.slots >= p.members ? 1 : static_cast<double>(micro_batches);
+    switch (p.kind) {
+      case Kind::weights:
+        sum.up += (2 * visits + 1) * missed;
+        sum.down += all;
+        break;
+      case Kind::gradients:
+        sum.up += (visits + 1) * missed;
+        sum.down += visits * missed;
+        break;
+      case Kind::states:
+        sum.up += missed;
+        sum.down += missed;
+        break;
+    }
+  }
+  return sum;
 }
 
 }  // namespace moesaic

@@ -25,6 +25,7 @@ struct TierLimits {
   bool host_is_budget = true;  ///< memory.host_budget; else what the machine has
   /// All micro-batches of a layer follow each other, so that a cache of its gradients spares them all ways but one.
   bool is_vertical = false;
+  bool least_slots = false;  ///< no cache gets more slots than it must have
 };
 
 /// Of a kind of tensors of a group: how many there are, where they live, and what that takes.
@@ -33,6 +34,7 @@ struct TierPart {
   std::string group;  ///< "gate_up"
   Kind kind = Kind::weights;
   std::int64_t blocks = 0;         ///< members of all layers
+  std::int64_t members = 0;        ///< of a layer
   std::uint64_t block_bytes = 0;   ///< of one of them, without padding
   std::int64_t slots = 0;          ///< on the device
   std::int64_t in_file = 0;        ///< blocks that live in the file; the others live in host memory
@@ -73,11 +75,23 @@ std::vector<std::string> expert_state_kinds(const config::OptimizerConfig& confi
 /// (plan_memory()).
 TierLimits tier_limits(const config::Config& config);
 
-/// Everything about the tiers of a run whose experts.offload is not `none`: slots and places by fill_tiers(), the rest from
-/// the keys. `rank`: of all ranks, in the name of the file.
+/// What the keys say of the tiers of a run whose experts.offload is not `none`, without `groups`. `rank`: of all ranks, in
+/// the name of the file.
+ExpertTierOptions expert_tier_options(const config::Config& config, int rank);
+/// The same with `groups` by fill_tiers(), which throws ResourceError.
 ExpertTierOptions plan_expert_tiers(const config::Config& config,
                                     std::span<const TierGroup> groups,
                                     const TierLimits& limits,
                                     int rank);
+
+/// What a step moves between host memory and the device when all experts are used in every micro-batch, and a cache hits as
+/// often as its share of the blocks: weights up for forward, backward and update, and down once; gradients down after
+/// each micro-batch and up for the next, the norm and the update; states up and down once.
+struct TierLinkBytes {
+  double up = 0, down = 0;
+};
+TierLinkBytes link_bytes(std::span<const TierPart> parts,
+                         std::int64_t micro_batches,
+                         bool is_vertical);
 
 }  // namespace moesaic

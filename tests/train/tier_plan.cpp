@@ -90,7 +90,7 @@ TEST_CASE("tier plan: without limits everything finds room, states pass through 
   for (const TierPart& p : parts) {
     CAPTURE(p.group, name(p.kind));
     CHECK(p.blocks == 96);
-    CHECK(p.slots == (p.kind == Kind::states ? kStateSlots : 96 + 3));
+    CHECK(p.slots == (p.kind == Kind::states ? kStateSlots : 96));
     CHECK(p.share() == (p.kind == Kind::states ? kStateSlots / 96.0 : 1.0));
     CHECK(p.in_file == 0);
     CHECK(p.host >= p.bytes());
@@ -142,8 +142,8 @@ TEST_CASE("tier plan: what comes first, and the same share in every group") {
   CHECK(slots(parts, Kind::gradients, "down") == kRunSlots);
   limits.is_vertical = true;
   parts = fill(groups, limits);
-  CHECK(slots(parts, Kind::gradients, "gate_up") == 16);
-  CHECK(slots(parts, Kind::weights, "gate_up") == kRunSlots + 40 - 2 * 8);
+  CHECK(slots(parts, Kind::gradients, "gate_up") == 16 + 6);
+  CHECK(slots(parts, Kind::weights, "gate_up") == kRunSlots + 40 - 2 * 14);
 }
 
 TEST_CASE("tier plan: limits are kept, and used") {
@@ -181,7 +181,7 @@ TEST_CASE("tier plan: limits are kept, and used") {
       continue;
     }
     CHECK(device_bytes(parts) <= limits.device);
-    CHECK(host_bytes(parts) <= limits.host);
+    CHECK(host_bytes(parts) + slot_table_bytes(groups) <= limits.host);
     CHECK(file_bytes(parts) <= limits.file);
     std::uint64_t one_more = ~std::uint64_t{0};
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -199,7 +199,7 @@ TEST_CASE("tier plan: limits are kept, and used") {
       for (const TierPart& p : parts)
         if (p.kind == Kind::states) CHECK(p.in_file == p.blocks);
     }
-    if (host_bytes(whole) <= limits.host) CHECK(file_bytes(parts) == 0);
+    if (host_bytes(whole) + slot_table_bytes(groups) <= limits.host) CHECK(file_bytes(parts) == 0);
   }
   CHECK(refused > 20);
   CHECK(refused < 280);
@@ -208,7 +208,8 @@ TEST_CASE("tier plan: limits are kept, and used") {
 TEST_CASE("tier plan: what the host does not hold goes to the file, states first") {
   const auto groups = two_groups();
   const auto whole = fill(groups, {});
-  TierLimits limits{.host = host_bytes(whole), .file = std::uint64_t{1} << 30};
+  const std::uint64_t all = host_bytes(whole) + slot_table_bytes(groups);
+  TierLimits limits{.host = all, .file = std::uint64_t{1} << 30};
   CHECK(file_bytes(fill(groups, limits)) == 0);
   limits.host -= std::uint64_t{1} << 20;
   auto parts = fill(groups, limits);
@@ -232,13 +233,35 @@ TEST_CASE("tier plan: what the host does not hold goes to the file, states first
   std::string text = refusal(groups, limits);
   CHECK(contains(text, "memory.host_budget is 4608KiB"));
   CHECK(contains(text, "must be in host memory"));
-  limits = {.host = host_bytes(whole) - 1};
+  limits = {.host = all - 1};
   text = refusal(groups, limits);
   CHECK(contains(text, "Raise it, or let what does not fit live in a file: memory.file_path"));
   limits.host_is_budget = false;
   CHECK(contains(refusal(groups, limits), "Set memory.host_budget"));
-  limits = {.host = host_bytes(whole) - (std::uint64_t{4} << 20), .file = 4096};
+  limits = {.host = all - (std::uint64_t{4} << 20), .file = 4096};
   CHECK(contains(refusal(groups, limits), "Raise memory.host_budget or memory.file_budget"));
+}
+
+TEST_CASE("tier plan: bytes over the link") {
+  const std::vector<TierGroup> groups{group("down", 6, 16, 4096)};
+  TierLimits limits{.device = floor_bytes(groups)};
+  constexpr double kElements = 96 * 4096;
+  const double missed = 1 - 3.0 / 96;
+  // Two micro-batches: weights for forward and backward of both and the update.
+  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, false);
+  CHECK(bytes.up == Approx(kElements * (missed * (5 * 2 + 3 * 4) + 10)));
+  CHECK(bytes.down == Approx(kElements * (2 + missed * 2 * 4 + 10)));
+  // All of it on the device: what the update changes goes home.
+  bytes = link_bytes(fill(groups, {}), 2, false);
+  CHECK(bytes.up == Approx(kElements * 10));
+  CHECK(bytes.down == Approx(kElements * 12));
+  // A layer at a time, whatever the number of micro-batches.
+  limits.device += 22 * 4096 * 6 + 6 * 4096 * 10;
+  limits.is_vertical = true;
+  const auto parts = fill(groups, limits);
+  REQUIRE(slots(parts, Kind::weights, "down") >= 22);
+  CHECK(link_bytes(parts, 1, true).up == link_bytes(parts, 8, true).up);
+  CHECK(link_bytes(parts, 8, true).up < link_bytes(parts, 8, false).up / 2);
 }
 
 TEST_CASE("tier plan: states alone have no caches of weights and gradients") {
