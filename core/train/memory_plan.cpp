@@ -226,6 +226,7 @@ MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
     if (!is_left_over || plan.total() <= limit->bytes) break;
     rest += plan.total() - limit->bytes;
   }
+  if (is_left_over) plan.device_limit = limit->bytes;
   return plan;
 }
 

@@ -27,7 +27,8 @@ struct MemoryPlan {
   std::optional<ExpertTierOptions> tiers;
   std::vector<TierPart> tier_parts;
   std::vector<MemoryUse> host, file;
-  std::size_t total() const;  ///< on the device
+  std::optional<std::uint64_t> device_limit;  ///< that decided the size of the caches
+  std::size_t total() const;                  ///< on the device
   /// Indented lines, largest part first, and the sum; with offloaded experts a column each for device, host memory and file.
   std::string table() const;
 };
