@@ -261,6 +261,57 @@ std::vector<MemoryUse> ExpertTiers::file_use() const {
   return use;
 }
 
+namespace {
+
+// Adds sign x the figures.
+void add(TierCounters& to, const TierCounters& more, std::int64_t sign) {
+  const auto n = static_cast<std::uint64_t>(sign);  // wraps as it should
+  tiers::DeviceCache::Counters& c = to.cache;
+  const tiers::DeviceCache::Counters& m = more.cache;
+  c.uses += n * m.uses;
+  c.hits += n * m.hits;
+  c.loads += n * m.loads;
+  c.drops += n * m.drops;
+  c.prefetches += n * m.prefetches;
+  c.passed += n * m.passed;
+  c.write_backs += n * m.write_backs;
+  c.bytes_up += n * m.bytes_up;
+  c.bytes_down += n * m.bytes_down;
+  to.file_bytes_read += n * more.file_bytes_read;
+  to.file_bytes_written += n * more.file_bytes_written;
+  to.host_waits += n * more.host_waits;
+  to.host_wait_seconds += static_cast<double>(sign) * more.host_wait_seconds;
+}
+
+}  // namespace
+
+TierCounters& TierCounters::operator+=(const TierCounters& more) {
+  add(*this, more, 1);
+  return *this;
+}
+
+TierCounters ExpertTiers::Impl::sum_of(const Group& group) const {
+  TierCounters sum;
+  for (const BlockTier* tier : {group.weights.get(), group.gradients.get(), group.states.get()})
+    if (tier != nullptr && !pretend) sum += tier->counters();
+  return sum;
+}
+
+ExpertTiers::Impl::Call::~Call() {
+  TierCounters now = impl_.sum_of(group_);
+  add(now, before_, -1);
+  impl_.of_storage[id_.index] += now;
+}
+
+TierCounters ExpertTiers::counters_of(StorageId id) const {
+  const auto found = impl_->of_storage.find(id.index);
+  return found != impl_->of_storage.end() ? found->second : TierCounters();
+}
+
+void ExpertTiers::observe(Observer observer) {
+  impl_->observer = std::move(observer);
+}
+
 std::vector<TierCounters> ExpertTiers::counters() const {
   std::vector<TierCounters> all;
   if (impl_->pretend) return all;

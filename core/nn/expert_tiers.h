@@ -89,7 +89,7 @@ struct MemberPart {
   int state = 0;  ///< of `state`: which kind
 };
 
-/// What a cache and its homes did so far.
+/// What a cache and its homes did so far; all kinds together where it is about one storage.
 struct TierCounters {
   std::string group;  ///< TierGroup::name
   std::string kind;   ///< "weights", "gradients", "states"
@@ -97,6 +97,7 @@ struct TierCounters {
   std::uint64_t file_bytes_read = 0, file_bytes_written = 0;
   std::uint64_t host_waits = 0;  ///< for copies of blocks, or for the file
   double host_wait_seconds = 0;
+  TierCounters& operator+=(const TierCounters& more);  ///< figures alone
 };
 
 /// Homes and caches of the experts of one rank. Weights: homes of all members here, in host memory or in the file, and a cache
@@ -164,6 +165,11 @@ class ExpertTiers {
   /// Waits until all homes have what was changed of weights and states.
   void flush();
   std::vector<TierCounters> counters() const;
+  /// What the calls about a storage did, with what they made room for.
+  TierCounters counters_of(StorageId id) const;
+  /// Called with every visit of weights(), before its members are brought; empty ends it.
+  using Observer = std::function<void(StorageId, const MemberVisit&)>;
+  void observe(Observer observer);
 
   /// Of this rank: device memory by tag; bytes of pinned or ordinary host memory; bytes of the file.
   std::vector<MemoryUse> device_use() const;
