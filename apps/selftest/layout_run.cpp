@@ -52,14 +52,10 @@ Piece read(const std::string& bytes, std::size_t& at) {
   return piece;
 }
 
-std::vector<double> on_host(const TensorView& view, Stream& stream) {
-  const Buffer memory(std::max<std::size_t>(1, view.bytes()), kCpu, "layout self-test");
-  const TensorView host = memory.view(view.shape(), view.dtype());
-  copy_tensor(host, view, stream);
-  stream.synchronize();
-  std::vector<double> values(static_cast<std::size_t>(view.numel()));
+std::vector<double> values_of(const ConstTensorView& host) {
+  std::vector<double> values(static_cast<std::size_t>(host.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    switch (view.dtype()) {
+    switch (host.dtype()) {
       case DType::f64:
         values[i] = host.as<double>()[i];
         break;
@@ -71,6 +67,14 @@ std::vector<double> on_host(const TensorView& view, Stream& stream) {
     }
   }
   return values;
+}
+
+std::vector<double> on_host(const TensorView& view, Stream& stream) {
+  const Buffer memory(std::max<std::size_t>(1, view.bytes()), kCpu, "layout self-test");
+  const TensorView host = memory.view(view.shape(), view.dtype());
+  copy_tensor(host, view, stream);
+  stream.synchronize();
+  return values_of(host);
 }
 
 // Every block comes from the rank that speaks for it; together they are the whole of each tensor, each element once.
@@ -140,12 +144,13 @@ std::vector<Piece> own_weights(const Trainer& trainer,
         parameter == spoken.end() ? params.position().is_first_of_stage() : parameter->second;
     if (!speaks) continue;
     Shape begin;
-    begin.rank = t.view.rank();
+    begin.rank = t.shape().rank;
+    const std::vector<std::byte> bytes = bytes_of_state(t, stream);
     own.push_back({t.name,
                    t.whole(),
                    t.place ? t.place->begin : begin,
-                   t.view.shape(),
-                   on_host(t.view, stream)});
+                   t.shape(),
+                   values_of(ConstTensorView(bytes.data(), t.dtype(), t.shape()))});
   }
   return own;
 }

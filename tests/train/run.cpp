@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "core/base/random.h"
-#include "core/base/split_float.h"
 #include "core/checkpoint/boxes.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
@@ -152,41 +151,14 @@ std::vector<StepStats> Run::steps(int n) {
   return all;
 }
 
-// A split master as f32.
-void Run::join(const StateTensor& t, std::vector<std::byte>& bytes) {
-  const auto n = static_cast<std::size_t>(t.view.numel());
-  std::vector<bf16> weight(n);
-  std::vector<std::uint16_t> remainder(n);
-  copy_tensor(TensorView(reinterpret_cast<std::byte*>(weight.data()), DType::bf16, t.view.shape()),
-              t.view,
-              trainer->stream());
-  copy_tensor(
-      TensorView(reinterpret_cast<std::byte*>(remainder.data()), DType::u16, t.view.shape()),
-      t.remainder,
-      trainer->stream());
-  trainer->stream().synchronize();
-  for (std::size_t i = 0; i < n; ++i) {
-    const float value = join_float(weight[i], remainder[i]);
-    std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
-  }
-}
-
 Snapshot Run::snapshot() {
   trainer->stream().synchronize();
   Snapshot all;
   for (const StateTensor& t : trainer->state()) {
     MOESAIC_CHECK(all.count(t.name) == 0,
                   t.name + " appears twice");  // ranks are threads: no assertions of the test here
-    std::vector<std::byte>& bytes = all[t.name];
-    bytes.resize(t.bytes());
-    if (t.remainder.empty()) {
-      copy_tensor(
-          TensorView(bytes.data(), t.view.dtype(), t.view.shape()), t.view, trainer->stream());
-    } else {
-      join(t, bytes);
-    }
+    all[t.name] = bytes_of_state(t, trainer->stream());
   }
-  trainer->stream().synchronize();
   return all;
 }
 
@@ -214,24 +186,21 @@ void Run::add_to(Snapshot& whole, std::mutex& mutex) {
     const std::size_t element = byte_size(t.dtype());
     bytes.resize(static_cast<std::size_t>(t.whole().numel()) * element);
     Shape begin;
-    begin.rank = t.view.rank();
-    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    begin.rank = t.shape().rank;
+    const Box piece{t.place ? t.place->begin : begin, t.shape()};
     copy_box(bytes.data(), whole_box(t.whole()), own.at(t.name).data(), piece, piece, element);
   }
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
   for (const StateTensor& t : trainer->state()) {
-    MOESAIC_CHECK(t.remainder.empty(), "split masters are restored from checkpoints");
     const std::size_t element = byte_size(t.dtype());
     std::vector<std::byte> own(t.bytes());
     Shape begin;
-    begin.rank = t.view.rank();
-    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    begin.rank = t.shape().rank;
+    const Box piece{t.place ? t.place->begin : begin, t.shape()};
     copy_box(own.data(), piece, tensors.at(t.name).data(), whole_box(t.whole()), piece, element);
-    copy_tensor(
-        t.view, ConstTensorView(own.data(), t.view.dtype(), t.view.shape()), trainer->stream());
-    trainer->stream().synchronize();
+    fill_state(t, own.data(), trainer->stream());
   }
   trainer->stream().synchronize();
   trainer->load_values(values);

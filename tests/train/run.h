@@ -45,9 +45,6 @@ class Run {
   std::unique_ptr<Model> model;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Trainer> trainer;
-
- private:
-  void join(const StateTensor& tensor, std::vector<std::byte>& bytes);
 };
 
 /// All ranks write one checkpoint together, as the executable does.
