@@ -39,9 +39,9 @@ DeviceCache::DeviceCache(HomeTiers& homes,
           bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
       in_(options.device, options.name + " loads", options.mode),
       out_(options.device, options.name + " write-backs", options.mode) {
-  MOESAIC_CHECK(
-      options_.slots >= kMinSlots && options_.transit >= 1 && options_.transit <= options_.slots,
-      fmt::format("{} slots, {} for transit", options_.slots, options_.transit));
+  MOESAIC_CHECK(options_.slots >= kMinSlots && options_.transit <= options_.slots &&
+                    options_.transit >= (options_.slots >= homes.blocks() ? 0 : 1),
+                fmt::format("{} slots, {} for transit", options_.slots, options_.transit));
   for (std::int64_t s = options_.slots; s-- > 0;)
     free_.push_back(s);
 }
@@ -72,6 +72,12 @@ SectionRange DeviceCache::in_entry(SectionRange r) const {
   MOESAIC_CHECK(r.first >= options_.range.first && r.end() <= options_.range.end(),
                 "sections of the cache");
   return {r.first - options_.range.first, r.count};
+}
+
+void DeviceCache::set_policy(std::unique_ptr<CachePolicy> policy) {
+  policy_ = std::move(policy);
+  for (const auto& [block, e] : entries_)
+    if (e.kept) policy_->admitted(block);
 }
 
 void DeviceCache::begin_visit(const Visit& visit, std::span<const Block> blocks) {
@@ -154,12 +160,20 @@ void DeviceCache::evict(Block block) {
       fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
     }
   }
+  forget(found);
+}
+
+// Its slot is free.
+void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
+  const Entry& e = entry->second;
   if (e.kept) {
-    policy_->removed(block);
+    policy_->removed(entry->first);
     --kept_;
+  } else {
+    passing_.erase(e.number);
   }
   free_.push_back(e.slot);
-  entries_.erase(found);
+  entries_.erase(entry);
   ++counters_.drops;
 }
 
@@ -175,11 +189,8 @@ bool DeviceCache::make_slot(Block block) {
   if (!free_.empty()) return keep;
   // Those that only pass, the oldest first; then whatever the policy would give up.
   auto oldest = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const bool goes = !it->second.kept && !it->second.copy.is_pinned();
-    if (goes && (oldest == entries_.end() || it->second.number < oldest->second.number))
-      oldest = it;
-  }
+  for (auto it = passing_.begin(); it != passing_.end() && oldest == entries_.end(); ++it)
+    if (may_go(it->second)) oldest = entries_.find(it->second);
   if (oldest == entries_.end()) {
     oldest = std::find_if(
         entries_.begin(), entries_.end(), [&](const auto& e) { return may_go(e.first); });
@@ -214,6 +225,7 @@ void DeviceCache::bring(Block block, bool needs_load) {
     policy_->admitted(block);
     ++kept_;
   } else {
+    passing_.emplace(numbers_, block);
     ++counters_.passed;
   }
   ++counters_.loads;
@@ -271,17 +283,19 @@ void DeviceCache::flush() {
   homes_.flush();
 }
 
+void DeviceCache::discard(Block block) {
+  const auto found = entries_.find(block);
+  if (found == entries_.end()) return;
+  BlockCopy& copy = found->second.copy;
+  copy.wait_for_uses(in_);
+  for (int s = 0; s < options_.range.count; ++s)
+    if (copy.state(s) != CopyState::absent) copy.apply({s, 1}, CopyAction::discard);
+  forget(found);
+}
+
 void DeviceCache::discard() {
-  for (auto& [block, e] : entries_) {
-    e.copy.wait_for_uses(in_);
-    for (int s = 0; s < options_.range.count; ++s)
-      if (e.copy.state(s) != CopyState::absent) e.copy.apply({s, 1}, CopyAction::discard);
-    if (e.kept) policy_->removed(block);
-    free_.push_back(e.slot);
-    ++counters_.drops;
-  }
-  entries_.clear();
-  kept_ = 0;
+  while (!entries_.empty())
+    discard(entries_.begin()->first);
 }
 
 }  // namespace moesaic::tiers

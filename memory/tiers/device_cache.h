@@ -30,7 +30,7 @@ class DeviceCache {
     SectionRange range;                 ///< what a slot holds
     std::int64_t slots = 0;             ///< all of them; at least kMinSlots
     std::int64_t transit =
-        3;  ///< of these, slots for blocks that the policy does not keep: at least 1
+        3;  ///< of these, slots for blocks that the policy does not keep: at least 1, unless all blocks have a slot
     Device device = kCpu;
     Stream::Mode mode = Stream::Mode::worker;  ///< of the two streams
     bool poison = false;                       ///< tests: a slot holds NaNs between two blocks
@@ -57,6 +57,8 @@ class DeviceCache {
                                  SectionRange range,
                                  std::int64_t slots);
 
+  /// Another policy from now on; it learns what is kept.
+  void set_policy(std::unique_ptr<CachePolicy> policy);
   /// Tells the policy what the next uses are.
   void begin_visit(const Visit& visit, std::span<const Block> blocks);
 
@@ -89,12 +91,19 @@ class DeviceCache {
   void write_back(Block block);
   /// Writes everything back and waits until the homes have it (and the file, by HomeTiers::flush()).
   void flush();
-  /// Gives up all copies, whatever they hold: the homes got other values.
+  /// Gives up all copies, or that of a block, whatever they hold: the homes got other values, or nobody needs these any more.
   void discard();
+  void discard(Block block);
 
   bool holds(Block block) const { return entries_.count(block) > 0; }
+  /// Whether it is held and the policy keeps it; other copies only pass.
+  bool keeps(Block block) const {
+    const auto found = entries_.find(block);
+    return found != entries_.end() && found->second.kept;
+  }
   std::int64_t resident() const noexcept { return static_cast<std::int64_t>(entries_.size()); }
   const Counters& counters() const noexcept { return counters_; }
+  const Options& options() const noexcept { return options_; }
   Stream& load_stream() noexcept { return in_; }
   Stream& write_stream() noexcept { return out_; }
 
@@ -109,6 +118,7 @@ class DeviceCache {
   void bring(Block block, bool load);
   bool make_slot(Block block);
   void evict(Block block);
+  void forget(std::map<Block, Entry>::iterator entry);
   void load(Block block, Entry& entry);
   void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up);
   SectionRange in_entry(SectionRange of_record) const;
@@ -121,6 +131,7 @@ class DeviceCache {
   std::map<Block, Entry> entries_;
   std::vector<std::int64_t> free_;
   std::int64_t kept_ = 0;
+  std::map<std::uint64_t, Block> passing_;  ///< copies that are not kept, by number
   std::optional<Block> failed_use_;  ///< the policy was told of it, and the block could not be had
   std::uint64_t numbers_ = 0;
   Counters counters_;

@@ -64,8 +64,10 @@ class HomeTiers {
   void poll();
   /// Waits until the file has everything that was released. Throws what a write failed with; call it again to try again.
   void flush();
-  /// How often the host waited for a lease's work, and for how long for the file.
+  /// How often the host waited for a lease's work, how often for the file, and for how long.
   std::uint64_t lease_waits() const noexcept { return lease_waits_; }
+  std::uint64_t file_waits() const noexcept { return file_waits_; }
+  double lease_wait_seconds() const noexcept { return lease_wait_seconds_; }
   double file_wait_seconds() const noexcept { return file_wait_seconds_; }
 
   bool lives_in_file(Block block) const {
@@ -125,8 +127,8 @@ class HomeTiers {
   std::vector<Entry> at_home_;
   std::unordered_map<Block, Entry> staged_;
   std::deque<Block> deferred_;  ///< of leases in their last work, in the order of release()
-  std::uint64_t leases_ = 0, lease_waits_ = 0;
-  double file_wait_seconds_ = 0;
+  std::uint64_t leases_ = 0, lease_waits_ = 0, file_waits_ = 0;
+  double lease_wait_seconds_ = 0, file_wait_seconds_ = 0;
 };
 
 }  // namespace moesaic::tiers

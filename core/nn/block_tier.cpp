@@ -1,0 +1,164 @@
+#include "core/nn/block_tier.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+
+namespace moesaic {
+namespace {
+
+using tiers::DeviceCache;
+using tiers::HomeTiers;
+
+// Slots that blocks pass through: half of them in use, half on their way. More make longer runs of members for the kernels,
+// and leave fewer to keep blocks in.
+std::int64_t transit_of(std::int64_t slots, std::int64_t blocks) {
+  constexpr std::int64_t kMost = 32;
+  if (slots >= blocks) return slots - blocks;
+  return std::min(slots, std::clamp(slots / 4, DeviceCache::kMinSlots, kMost));
+}
+
+std::unique_ptr<tiers::CachePolicy> first_policy(const BlockTier::Options& o,
+                                                 const ExpertTierOptions& all) {
+  switch (all.policy) {
+    case TierPolicy::fixed:
+      return tiers::make_static_policy(o.weights);
+    case TierPolicy::random:
+      return tiers::make_random_policy(all.seed ^ hash_name(o.group + " " + o.kind));
+    case TierPolicy::sched:
+    case TierPolicy::lru:
+      break;
+  }
+  // An update goes through all states in the same order: what stays must not follow the uses.
+  return o.kind == "states" && all.policy == TierPolicy::sched
+             ? tiers::make_static_policy(o.weights)
+             : tiers::make_lru_policy();
+}
+
+std::string file_name(const BlockTier::Options& o) {
+  std::string name = o.group + "-" + o.kind;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
+  return name;
+}
+
+}  // namespace
+
+BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device device, bool pretend)
+    : options_(std::move(options)), layout_(options_.sections), device_(device) {
+  Options& o = options_;
+  MOESAIC_CHECK(o.in_file >= 0 && o.in_file <= o.blocks,
+                fmt::format("{} of {} {} in the file", o.in_file, o.blocks, name()));
+  if (pretend) return;
+  if (o.slots < DeviceCache::kMinSlots) {
+    throw ResourceError(
+        fmt::format("{} slots of {} bytes on the device for the experts' {}; at least {} are "
+                    "needed: raise memory.device_budget or experts.device_cache",
+                    o.slots,
+                    layout_.bytes(layout_.all()),
+                    name(),
+                    DeviceCache::kMinSlots));
+  }
+  HomeTiers::Options homes{
+      .staging_slots = o.staging_slots, .device = device, .poison = all.poison};
+  homes.in_file.assign(static_cast<std::size_t>(o.blocks - o.in_file), 0);
+  homes.in_file.resize(static_cast<std::size_t>(o.blocks), 1);
+  homes.file.file = {.folder = all.folder, .rank = all.rank, .name = file_name(o)};
+  homes.file.verify_reads = all.verify_reads;
+  homes.file.name = o.name_of_block;
+  homes.io = all.io;
+  homes_ = std::make_unique<HomeTiers>(layout_, std::move(homes));
+  cache_ =
+      std::make_unique<DeviceCache>(*homes_,
+                                    DeviceCache::Options{.name = "experts' " + name(),
+                                                         .range = layout_.all(),
+                                                         .slots = o.slots,
+                                                         .transit = transit_of(o.slots, o.blocks),
+                                                         .device = device,
+                                                         .mode = all.stream_mode,
+                                                         .poison = all.poison},
+                                    first_policy(o, all));
+}
+
+std::int64_t BlockTier::at_once() const {
+  return fits() ? options_.blocks
+                : std::max<std::int64_t>(1, transit_of(options_.slots, options_.blocks) / 2);
+}
+
+TensorView BlockTier::slot(std::int64_t slot, int section, DType dtype, Shape shape) const {
+  return {cache_->data(slot, section), dtype, shape, device_};
+}
+
+TensorView BlockTier::slots(int section, DType dtype, Shape of_slot) const {
+  return {cache_->data(0, section), dtype, {options_.slots, of_slot[0], of_slot[1]}, device_};
+}
+
+std::size_t BlockTier::device_bytes() const {
+  return DeviceCache::bytes_for(layout_, layout_.all(), options_.slots);
+}
+
+std::size_t BlockTier::host_bytes() const {
+  const auto pool = [&](std::int64_t slots) {
+    return tiers::HostPool::bytes_for({.slot_bytes = layout_.stride(), .slots = slots});
+  };
+  return pool(options_.blocks - options_.in_file) +
+         (options_.in_file > 0 ? pool(options_.staging_slots) : 0);
+}
+
+std::size_t BlockTier::file_bytes() const {
+  return options_.in_file > 0 ? tiers::ScratchFile::bytes_for(layout_, options_.in_file) : 0;
+}
+
+TierCounters BlockTier::counters() const {
+  TierCounters c{.group = options_.group, .kind = options_.kind, .cache = cache_->counters()};
+  if (homes_->file() != nullptr) {
+    const tiers::FileTier::Counters file = homes_->file()->counters();
+    c.file_bytes_read = file.bytes_read;
+    c.file_bytes_written = file.bytes_written;
+  }
+  c.host_waits = homes_->lease_waits() + homes_->file_waits();
+  c.host_wait_seconds = homes_->lease_wait_seconds() + homes_->file_wait_seconds();
+  return c;
+}
+
+std::int64_t BlockPins::take(const BlockTier& tier, tiers::Block block, MemberAccess access) {
+  const auto how = access == MemberAccess::read ? tiers::Access::read : tiers::Access::write;
+  const std::int64_t slot =
+      tier.cache().acquire(block,
+                           how,
+                           user_,
+                           access == MemberAccess::replace ? DeviceCache::Contents::replaced
+                                                           : DeviceCache::Contents::loaded);
+  pins_.push_back({&tier, block, how});
+  return slot;
+}
+
+void BlockPins::done() {
+  const std::vector<Pin> pins = std::exchange(pins_, {});
+  for (const Pin& p : pins)
+    p.tier->cache().release(
+        p.block,
+        p.access,
+        user_,
+        p.access == tiers::Access::write ? std::optional(p.tier->all()) : std::nullopt);
+  // Weights that stay go home as well: all that goes in forward and backward is then free to go.
+  for (const Pin& p : pins) {
+    if (p.access == tiers::Access::write &&
+        (p.tier->is_weights() || !p.tier->cache().keeps(p.block)))
+      p.tier->cache().write_back(p.block);
+  }
+}
+
+BlockPins::~BlockPins() {
+  for (const Pin& p : pins_) {
+    try {
+      p.tier->cache().release(p.block, p.access, user_);
+    } catch (const std::exception&) {  // an error is on its way already
+    }
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,76 @@
+#pragma once
+// One kind of data of the experts of a group: where it lives, and the cache that it comes through.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/nn/expert_tiers.h"
+#include "memory/tiers/device_cache.h"
+#include "memory/tiers/home_tiers.h"
+
+namespace moesaic {
+
+class BlockTier {
+ public:
+  struct Options {
+    std::string group, kind;  ///< TierGroup::name; "weights", "gradients", "states"
+    std::vector<tiers::RecordLayout::Part> sections;
+    std::int64_t blocks = 0, in_file = 0, staging_slots = 0, slots = 0;
+    std::vector<double> weights;  ///< of blocks, for TierPolicy::fixed
+    std::function<std::string(tiers::Block)> name_of_block;
+  };
+  /// Allocates unless `pretend`.
+  BlockTier(Options options, const ExpertTierOptions& all, Device device, bool pretend);
+
+  tiers::HomeTiers& homes() const { return *homes_; }
+  tiers::DeviceCache& cache() const { return *cache_; }
+  tiers::SectionRange all() const { return layout_.all(); }
+  std::string name() const { return options_.group + " " + options_.kind; }
+  /// How many blocks can be in use at once while as many others are loaded.
+  std::int64_t at_once() const;
+  bool is_weights() const { return options_.kind == "weights"; }
+  bool fits() const { return options_.slots >= options_.blocks; }
+  /// Section of a slot; section of all slots.
+  TensorView slot(std::int64_t slot, int section, DType dtype, Shape shape) const;
+  TensorView slots(int section, DType dtype, Shape of_slot) const;
+  std::size_t device_bytes() const;
+  std::size_t host_bytes() const;
+  std::size_t file_bytes() const;
+  TierCounters counters() const;
+
+ private:
+  Options options_;
+  tiers::RecordLayout layout_;
+  Device device_;
+  std::unique_ptr<tiers::HomeTiers> homes_;
+  std::unique_ptr<tiers::DeviceCache> cache_;
+};
+
+/// Blocks in use for work on a stream. What is still in use at the end of the scope counts as not changed (the work was not
+/// enqueued).
+class BlockPins {
+ public:
+  explicit BlockPins(Stream& user) : user_(user) {}
+  ~BlockPins();
+  BlockPins(const BlockPins&) = delete;
+  BlockPins& operator=(const BlockPins&) = delete;
+
+  /// The block's slot.
+  std::int64_t take(const BlockTier& tier, tiers::Block block, MemberAccess access);
+  /// The work is enqueued. What changed is on its way home afterwards, unless it stays on the device (weights: in any case).
+  void done();
+
+ private:
+  struct Pin {
+    const BlockTier* tier;
+    tiers::Block block;
+    tiers::Access access;
+  };
+  Stream& user_;
+  std::vector<Pin> pins_;
+};
+
+}  // namespace moesaic
