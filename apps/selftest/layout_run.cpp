@@ -8,6 +8,7 @@
 #include "apps/assembly.h"
 #include "core/checkpoint/boxes.h"
 #include "core/model/from_config.h"
+#include "core/nn/expert_tiers.h"
 
 namespace moesaic::apps::selftest {
 namespace {
@@ -107,6 +108,30 @@ WholeTensors put_together(const std::vector<Piece>& own, Communicator& world) {
   return all;
 }
 
+// Of this rank's own piece; nothing when there is none.
+std::optional<std::vector<double>> gradient_of(const ParameterStore& params,
+                                               ParamId id,
+                                               std::int64_t member,
+                                               Stream& stream) {
+  const StorageId storage = params.storage_of(id);
+  if (!params.has_tiered_weights(storage)) {
+    const TensorView gradient = params.own_gradient(id, member);
+    if (gradient.empty()) return std::nullopt;
+    return on_host(gradient, stream);
+  }
+  if (params.frozen(id) || params.own_piece(id, member).is_empty()) return std::nullopt;
+  std::vector<double> values;
+  params.tiers()->with_members(storage,
+                               {&member, 1},
+                               {.gradient = MemberAccess::read},
+                               stream,
+                               [&](std::span<const MemberTensors> members) {
+                                 values =
+                                     on_host(params.box_of_member(members[0].gradient, id), stream);
+                               });
+  return values;
+}
+
 std::vector<Piece> own_gradients(const ParameterStore& params, Stream& stream) {
   std::vector<Piece> own;
   for (std::size_t i = 0; i < params.params().size(); ++i) {
@@ -114,14 +139,14 @@ std::vector<Piece> own_gradients(const ParameterStore& params, Stream& stream) {
     // Of sharded state each owner has the sums of its pieces.
     if (!params.is_sharded(id) && !params.speaks_for(id)) continue;
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
-      const TensorView gradient = params.own_gradient(id, e);
-      if (gradient.empty()) continue;
+      const auto gradient = gradient_of(params, id, e, stream);
+      if (!gradient) continue;
       const LocalBlock block = params.own_piece(id, e).block;
       own.push_back({params.member_name(id, e),
                      params.spec(id).shape,
                      block.offset,
                      block.extent,
-                     on_host(gradient, stream)});
+                     *gradient});
     }
   }
   return own;

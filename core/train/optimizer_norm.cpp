@@ -92,7 +92,11 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* wo
     if (ids.empty() || !entry(ids.front()).trained) continue;
     const ParamId first = ids.front();
     if (split_ && !params_.is_sharded(first) && !params_.speaks_for(first)) continue;
-    sum_squares(backend, storage_id(s));
+    if (params_.has_tiered_weights(storage_id(s))) {
+      sum_squares_of_members(backend, storage_id(s));
+    } else {
+      sum_squares(backend, storage_id(s));
+    }
   }
   if (split_ && world != nullptr) world->all_reduce(partials_, ReduceOp::sum, stream_of(backend));
   run(backend,

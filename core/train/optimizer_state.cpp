@@ -1,4 +1,5 @@
 // What an optimizer keeps from step to step: its memory, and what checkpoints hold of it.
+#include "core/train/offloaded_state.h"
 #include "core/train/optimizer.h"
 #include "core/train/store_ids.h"
 #include "kernels/ops/elementwise.h"
@@ -29,7 +30,7 @@ void Optimizer::allocate_state(DType master) {
     };
     for (std::size_t s = 0; s < states_.size(); ++s) {
       const auto ids = params_.params_of(storage_id(s));
-      if (ids.empty()) continue;
+      if (ids.empty() || params_.has_tiered_state(storage_id(s))) continue;
       const Entry& first = entry(ids.front());
       for (const ParamId id : ids)
         MOESAIC_CHECK(entry(id).trained == first.trained && entry(id).muon == first.muon,
@@ -75,6 +76,10 @@ std::vector<StateTensor> Optimizer::state() const {
     for (std::int64_t k = 0; k < params_.members_here(id); ++k) {
       if (params_.own_piece(id, k).is_empty()) continue;
       const std::string name = params_.member_name(id, k);
+      if (params_.has_tiered_state(params_.storage_of(id))) {
+        add_of_member(all, id, k);
+        continue;
+      }
       const auto add = [&](const char* kind, const TensorView& view) {
         if (!view.empty())
           all.push_back(
@@ -89,7 +94,21 @@ std::vector<StateTensor> Optimizer::state() const {
   return all;
 }
 
+void Optimizer::add_of_member(std::vector<StateTensor>& all,
+                              ParamId id,
+                              std::int64_t member) const {
+  const std::vector<std::string> kinds = expert_state_kinds(options_);
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    const bool is_average = kinds[k] == kAverageKind;
+    if (!is_average && !entry(id).trained) continue;
+    const std::string prefix = is_average ? "ema/" : "optimizer/" + kinds[k] + "/";
+    all.push_back(state_of_member(
+        params_, id, member, prefix + params_.member_name(id, member), static_cast<int>(k)));
+  }
+}
+
 std::vector<TensorView> Optimizer::state_of_storage(StorageId id) const {
+  MOESAIC_CHECK(!params_.has_tiered_state(id), "offloaded state comes with ExpertTiers");
   const State& own = states_[static_cast<std::size_t>(id.index)];
   const Entry& of = entry(params_.params_of(id).front());
   std::vector<TensorView> kinds;

@@ -55,14 +55,13 @@ void Optimizer::update_storage(Backend& backend, StorageId id) {
                   .momentum = reshaped(state.momentum, shape)},
                  spec,
                  {},
-                 scalars_.rows(e.group, e.group + 1).reshaped({kNumStepScalars}));
+                 scalars_of(e));
 }
 
 void Optimizer::update_family(Backend& backend, ParamId id) {
   const ParameterSpec& spec = params_.params()[static_cast<std::size_t>(id.index)];
-  const std::int64_t group = entries_[static_cast<std::size_t>(id.index)].group,
-                     members = params_.members_here(id);
-  const ConstTensorView scalars = scalars_.rows(group, group + 1).reshaped({kNumStepScalars});
+  const std::int64_t members = params_.members_here(id);
+  const ConstTensorView scalars = scalars_of(entry(id));
   const bool by_use = !member_scalars_.empty() && spec.use_counts.valid();
   if (by_use) {
     const ConstTensorView counts = params_.buffer(spec.use_counts),
@@ -204,9 +203,11 @@ void Optimizer::update_tensors(Backend& backend,
 
 void Optimizer::update(Backend& backend, const Mesh* mesh) {
   mesh_ = mesh;
-  for (std::size_t s = 0; s < states_.size(); ++s)
-    update_storage(backend, storage_id(s));
+  for (std::size_t s = 0; s < states_.size(); ++s) {
+    if (!params_.has_tiered_state(storage_id(s))) update_storage(backend, storage_id(s));
+  }
   update_split_matrices(backend);
+  update_offloaded(backend);
 }
 
 void Optimizer::average(Backend& backend) {
@@ -220,13 +221,12 @@ void Optimizer::average(Backend& backend) {
     const TensorView all = params_.storage_weight(id);
     const TensorView w = remainder.empty() ? params_.storage_master(id)
                                            : all.reshaped({all.numel()}).rows(own.begin, own.end);
-    // The first average is the weight itself.
     run(backend,
         MovingAverage{.average = states_[s].average,
                       .w = w.reshaped(shape),
                       .remainder = reshaped(remainder, shape),
                       .scalars = scalars(),
-                      .decay = updates_ == 0 ? 0.0 : *options_.ema_decay});
+                      .decay = average_decay()});
   }
 }
 
