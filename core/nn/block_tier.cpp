@@ -125,11 +125,8 @@ std::size_t BlockTier::device_bytes() const {
 }
 
 std::size_t BlockTier::host_bytes() const {
-  const auto pool = [&](std::int64_t slots) {
-    return tiers::HostPool::bytes_for({.slot_bytes = layout_.stride(), .slots = slots});
-  };
-  return pool(passing_blocks() - options_.in_file) +
-         (options_.in_file > 0 ? pool(options_.staging_slots) : 0);
+  return tiers::HomeTiers::host_bytes_for(
+      layout_, passing_blocks(), options_.in_file, options_.staging_slots);
 }
 
 std::size_t BlockTier::file_bytes() const {

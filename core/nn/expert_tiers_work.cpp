@@ -67,6 +67,8 @@ void ExpertTiers::weights(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
+  if (impl_->observer) impl_->observer(id, visit);
+  const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->weights;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   std::vector<tiers::Block> blocks;
@@ -111,6 +113,7 @@ void ExpertTiers::gradients(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
+  const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   if (!visit.outside) {
@@ -280,6 +283,7 @@ void ExpertTiers::with_members(StorageId id,
     tensors.assign(members.size(), impl_->pretended_member(place, access));
     return work(tensors);
   }
+  const Impl::Call call(*impl_, id, *place.group);
   BlockPins pins(stream);
   for (const std::int64_t m : members) {
     MOESAIC_CHECK(m >= 0 && m < place.about->members,
