@@ -118,6 +118,7 @@ Json tiers_json(const MemoryPlan& plan) {
                    {"blocks", p.blocks},
                    {"block_bytes", p.block_bytes},
                    {"slots", p.slots},
+                   {"on_device", p.on_device},
                    {"in_file", p.in_file},
                    {"staging_slots", p.staging_slots},
                    {"device", p.device},

@@ -21,14 +21,22 @@ std::string size(std::uint64_t bytes) {
 }
 
 std::string places(const MemoryPlan& memory) {
-  TextTable table(
-      "lrrrrrrr",
-      {"experts'", "blocks", "each", "slots", "share", "in file", "staging", "host memory"});
+  TextTable table("lrrrrrrrr",
+                  {"experts'",
+                   "blocks",
+                   "each",
+                   "slots",
+                   "stay",
+                   "share",
+                   "in file",
+                   "staging",
+                   "host memory"});
   for (const TierPart& p : memory.tier_parts)
     table.row({p.group + " " + name(p.kind),
                grouped(p.blocks),
                size(p.block_bytes),
                grouped(p.slots),
+               grouped(p.on_device),
                percent(p.share()),
                grouped(p.in_file),
                grouped(p.staging_slots),
@@ -62,7 +70,7 @@ std::string offload_text(const config::Config& config,
   std::string text = fmt::format(
       "\nExperts outside the device (experts.offload: {}, policy {}); a block is an expert's "
       "matrix of "
-      "a layer, slots are its places on the device\n",
+      "a layer, slots are its places on the device; blocks that stay live there alone\n",
       name_of(config.experts.offload),
       name_of(config.experts.policy));
   text += places(memory);
