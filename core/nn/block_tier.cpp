@@ -124,7 +124,42 @@ TierCounters BlockTier::counters() const {
   return c;
 }
 
-std::int64_t BlockPins::take(const BlockTier& tier, tiers::Block block, MemberAccess access) {
+void BlockTier::expect(std::vector<tiers::Block> blocks) {
+  if (options_.in_file == 0) return;
+  homes_->forget_prefetched();
+  expected_ = std::move(blocks);
+  used_ = read_ = 0;
+  note_use(-1);
+}
+
+// Keeps as many blocks on their way from the file as there are staging slots beside that of a block in use.
+void BlockTier::note_use(tiers::Block block) {
+  if (options_.in_file == 0) return;
+  const auto next = expected_.begin() + static_cast<std::ptrdiff_t>(used_);
+  const auto found = std::find(next, expected_.end(), block);
+  if (found != expected_.end()) used_ = static_cast<std::size_t>(found - expected_.begin()) + 1;
+  read_ = std::max(read_, used_);
+  std::int64_t ahead = 0;
+  for (std::size_t i = used_; i < expected_.size() && ahead < options_.staging_slots - 1; ++i) {
+    const tiers::Block b = expected_[i];
+    if (!homes_->lives_in_file(b) || cache_->holds(b)) continue;
+    ++ahead;
+    if (i < read_) continue;
+    if (!homes_->prefetch(b, all())) return;
+    read_ = i + 1;
+  }
+}
+
+// What lives in the file is left out: when it arrives is a matter of time, and what a cache holds must not be.
+void BlockTier::load_ahead(const std::vector<tiers::Foreseen>& blocks) {
+  std::int64_t left = at_once();
+  for (const tiers::Foreseen& f : blocks) {
+    if (left-- == 0) return;
+    if (!homes_->lives_in_file(f.block)) cache_->prefetch(f.block, true);
+  }
+}
+
+std::int64_t BlockPins::take(BlockTier& tier, tiers::Block block, MemberAccess access) {
   const auto how = access == MemberAccess::read ? tiers::Access::read : tiers::Access::write;
   const std::int64_t slot =
       tier.cache().acquire(block,
@@ -133,6 +168,7 @@ std::int64_t BlockPins::take(const BlockTier& tier, tiers::Block block, MemberAc
                            access == MemberAccess::replace ? DeviceCache::Contents::replaced
                                                            : DeviceCache::Contents::loaded);
   pins_.push_back({&tier, block, how});
+  tier.note_use(block);
   return slot;
 }
 

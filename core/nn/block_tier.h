@@ -36,6 +36,12 @@ class BlockTier {
   /// Section of a slot; section of all slots.
   TensorView slot(std::int64_t slot, int section, DType dtype, Shape shape) const;
   TensorView slots(int section, DType dtype, Shape of_slot) const;
+  /// What will be used next, in order. Of these some are read from the file ahead, as they are taken (BlockPins).
+  void expect(std::vector<tiers::Block> blocks);
+  void note_use(tiers::Block block);
+  /// The next visit is likely to use these, in this order: the first of them are loaded, as many as may be in use at once.
+  void load_ahead(const std::vector<tiers::Foreseen>& blocks);
+
   std::size_t device_bytes() const;
   std::size_t host_bytes() const;
   std::size_t file_bytes() const;
@@ -45,6 +51,8 @@ class BlockTier {
   Options options_;
   tiers::RecordLayout layout_;
   Device device_;
+  std::vector<tiers::Block> expected_;
+  std::size_t used_ = 0, read_ = 0;  // of those
   std::unique_ptr<tiers::HomeTiers> homes_;
   std::unique_ptr<tiers::DeviceCache> cache_;
 };
@@ -59,13 +67,13 @@ class BlockPins {
   BlockPins& operator=(const BlockPins&) = delete;
 
   /// The block's slot.
-  std::int64_t take(const BlockTier& tier, tiers::Block block, MemberAccess access);
+  std::int64_t take(BlockTier& tier, tiers::Block block, MemberAccess access);
   /// The work is enqueued. What changed is on its way home afterwards, unless it stays on the device (weights: in any case).
   void done();
 
  private:
   struct Pin {
-    const BlockTier* tier;
+    BlockTier* tier;
     tiers::Block block;
     tiers::Access access;
   };

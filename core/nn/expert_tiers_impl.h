@@ -50,11 +50,10 @@ struct ExpertTiers::Impl {
   /// Members that the visit is about, in the order of their use.
   static std::vector<std::int64_t> members_of(const MemberVisit& visit, std::int64_t members);
   using Bring = std::function<std::int64_t(BlockPins& pins, std::int64_t member)>;
-  void in_runs(const BlockTier& tier,
+  void in_runs(BlockTier& tier,
                const TensorView& slots,
                const Place& place,
                const std::vector<std::int64_t>& members,
-               bool may_bridge,
                Stream& stream,
                const Bring& bring,
                const MemberWork& work);

@@ -19,13 +19,12 @@ std::vector<std::int64_t> ExpertTiers::Impl::members_of(const MemberVisit& visit
   return list;
 }
 
-// A run ends where the members that only pass through the cache would take more than their share of slots, and (unless it
-// may bridge them) at members without rows. Those get any slot in the table: kernels that read do not come to it.
-void ExpertTiers::Impl::in_runs(const BlockTier& tier,
+// A run ends where the members that only pass through the cache would take more than their share of slots. Members without
+// rows inside it get any slot in the table: kernels do not come to it.
+void ExpertTiers::Impl::in_runs(BlockTier& tier,
                                 const TensorView& slots,
                                 const Place& place,
                                 const std::vector<std::int64_t>& members,
-                                bool may_bridge,
                                 Stream& stream,
                                 const Bring& bring,
                                 const MemberWork& work) {
@@ -39,8 +38,7 @@ void ExpertTiers::Impl::in_runs(const BlockTier& tier,
     for (; i < members.size(); ++i) {
       const std::int64_t m = members[i];
       const bool passes = !tier.cache().keeps(place.block(m));
-      const bool gap = !run.empty() && std::abs(m - run.back().first) > 1;
-      if ((gap && !may_bridge) || (passes && passing == most)) break;
+      if (passes && passing == most) break;
       passing += passes ? 1 : 0;
       run.emplace_back(m, static_cast<std::int32_t>(bring(pins, m)));
     }
@@ -69,26 +67,33 @@ void ExpertTiers::weights(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
-  const BlockTier& tier = *place.group->weights;
+  BlockTier& tier = *place.group->weights;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
-  if (!visit.outside) {
-    std::vector<tiers::Block> blocks;
-    for (const std::int64_t m : members)
-      blocks.push_back(place.block(m));
+  std::vector<tiers::Block> blocks;
+  for (const std::int64_t m : members)
+    blocks.push_back(place.block(m));
+  if (!visit.outside)
     tier.cache().begin_visit(
         {static_cast<std::int32_t>(place.storage), visit.kind, visit.micro_batch}, blocks);
-  }
+  tier.expect(std::move(blocks));
   impl_->in_runs(
       tier,
       tier.slots(0, dtype, {about.rows, about.cols}),
       place,
       members,
-      true,
       stream,
       [&](BlockPins& pins, std::int64_t m) {
         return pins.take(tier, place.block(m), MemberAccess::read);
       },
       work);
+  if (visit.outside) return;
+  // Before the next forward the host waits for its counts, and loads nothing meanwhile.
+  const std::vector<tiers::Foreseen> next = tier.cache().foresee(1, 0.5);
+  tier.load_ahead(next);
+  blocks.clear();
+  for (const tiers::Foreseen& f : next)
+    blocks.push_back(f.block);
+  tier.expect(std::move(blocks));
 }
 
 void ExpertTiers::gradients(StorageId id,
@@ -106,7 +111,7 @@ void ExpertTiers::gradients(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
-  const BlockTier& tier = *place.group->gradients;
+  BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   if (!visit.outside) {
     std::vector<tiers::Block> blocks;
@@ -120,7 +125,6 @@ void ExpertTiers::gradients(StorageId id,
       tier.slots(0, dtype, {about.rows, about.cols}),
       place,
       members,
-      false,
       stream,
       [&](BlockPins& pins, std::int64_t m) {
         return impl_->bring_gradient(place, m, MemberAccess::change, stream, pins);
@@ -131,7 +135,7 @@ void ExpertTiers::gradients(StorageId id,
 // Not to read what is not there.
 std::int64_t ExpertTiers::Impl::bring_gradient(
     const Place& place, std::int64_t member, MemberAccess access, Stream& stream, BlockPins& pins) {
-  const BlockTier& tier = *place.group->gradients;
+  BlockTier& tier = *place.group->gradients;
   const tiers::Block block = place.block(member);
   Gradient& gradient = place.group->gradient[static_cast<std::size_t>(block)];
   MOESAIC_CHECK(gradient != Gradient::spent,
@@ -163,16 +167,30 @@ bool ExpertTiers::has_gradient(StorageId id, std::int64_t member) const {
 
 void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> members) {
   const Impl::Place place = impl_->place(id);
-  if (impl_->pretend || !impl_->schedule_has_updates) return;
+  if (impl_->pretend) return;
   const tiers::Visit visit{static_cast<std::int32_t>(place.storage), tiers::VisitKind::update, 0};
-  std::vector<tiers::Block> all, with_gradient;
+  std::vector<tiers::Block> all, with_gradient, states;
   for (const std::int64_t m : members) {
     all.push_back(place.block(m));
     if (has_gradient(id, m)) with_gradient.push_back(place.block(m));
+    if (place.owns(m)) states.push_back(place.state_block(m));
   }
-  if (place.group->weights != nullptr) place.group->weights->cache().begin_visit(visit, all);
-  if (place.group->gradients != nullptr)
-    place.group->gradients->cache().begin_visit(visit, with_gradient);
+  const Impl::Group& group = *place.group;
+  if (impl_->schedule_has_updates && group.gradients != nullptr)
+    group.gradients->cache().begin_visit(visit, with_gradient);
+  if (group.weights != nullptr) {
+    if (impl_->schedule_has_updates) group.weights->cache().begin_visit(visit, all);
+    group.weights->expect(std::move(all));
+  }
+  if (group.states == nullptr) return;
+  // Then come those of the storage before.
+  if (place.storage > 0) {
+    Impl::Place before = place;
+    --before.storage;
+    for (std::int64_t m = 0; m < place.about->members; ++m)
+      if (before.owns(m)) states.push_back(before.state_block(m));
+  }
+  group.states->expect(std::move(states));
 }
 
 void ExpertTiers::Impl::name_states(

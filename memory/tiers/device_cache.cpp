@@ -261,7 +261,7 @@ void DeviceCache::release(Block block,
   c.unpin(access, user);
 }
 
-bool DeviceCache::prefetch(Block block) {
+bool DeviceCache::prefetch(Block block, bool may_pass) {
   if (holds(block)) return true;
   homes_.poll();
   if (!homes_.is_ready(block, options_.range)) {
@@ -270,7 +270,11 @@ bool DeviceCache::prefetch(Block block) {
   }
   if (kept_ >= options_.slots - options_.transit && free_.empty()) {
     const auto may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-    if (kept_ == 0 || policy_->victim(block, may_go) == block) return false;
+    const bool has_room =
+        may_pass && std::any_of(passing_.begin(), passing_.end(), [&](const auto& passing) {
+          return may_go(passing.second);
+        });
+    if (!has_room && (kept_ == 0 || policy_->victim(block, may_go) == block)) return false;
   }
   bring(block, true);
   ++counters_.prefetches;

@@ -80,9 +80,10 @@ class DeviceCache {
   /// Section of the record in a slot; in slot 0 the begin of all slots of the section, aligned to 256 bytes.
   std::byte* data(std::int64_t slot, int section) const;
 
-  /// Loads a block ahead; false when it is not here yet: the policy would not keep it and no slot is free, or it is still
-  /// on its way from the file (call again). Waits for nothing but what the homes need to take a changed block that goes.
-  bool prefetch(Block block);
+  /// Loads a block ahead; false when it is not here yet: the policy would not keep it and no slot is free (`may_pass`: or
+  /// could be, by giving up a block that only passes), or it is still on its way from the file (call again). Waits for
+  /// nothing but what the homes need to take a changed block that goes.
+  bool prefetch(Block block, bool may_pass = false);
   /// What the policy says of the next `visits` visits.
   std::vector<Foreseen> foresee(std::int64_t visits, double probability) const {
     return policy_->prefetch(visits, probability);

@@ -235,20 +235,27 @@ bool HomeTiers::make_room(bool may_wait) {
   };
   poll();
   for (;;) {
-    const auto out = oldest([](const Entry& e) {
+    const auto is_idle = [](const Entry& e) {
       return e.running.empty() && std::all_of(e.sections.begin(),
                                               e.sections.end(),
                                               [](const BlockCopy& c) { return c.may_go(); });
-    });
+    };
+    auto out = oldest([&](const Entry& e) { return !e.is_expected && is_idle(e); });
+    const auto busy = oldest([](const Entry& e) { return !e.is_expected; });
+    if (may_wait && out == staged_.end() && busy == staged_.end()) {
+      if (end_oldest()) continue;
+      out = oldest(is_idle);
+    }
     if (out != staged_.end()) {
       staging_->give_back(out->second.image);
       staged_.erase(out);
       return true;
     }
     if (!may_wait) return false;
-    const auto busy = oldest([](const Entry&) { return true; });
     if (busy == staged_.end()) {
-      if (!end_oldest()) return false;
+      const auto reading = oldest([](const Entry&) { return true; });
+      if (reading == staged_.end()) return false;
+      settle(reading->second, layout_.all());
       continue;
     }
     settle(busy->second, layout_.all());
@@ -276,6 +283,7 @@ HomeTiers::Lease HomeTiers::lease(Block block, SectionRange range, Contents cont
   Entry* e = stage(block, true);
   MOESAIC_CHECK(e != nullptr, "all staging slots are leased, and none of the leases was released");
   e->last_lease = ++leases_;
+  e->is_expected = false;
   for (Held& h : e->held) {
     if (h.is_open || !(h.range == range)) continue;
     h.is_open = true;
@@ -333,8 +341,14 @@ bool HomeTiers::prefetch(Block block, SectionRange range) {
   if (!lives_in_file(block)) return true;
   Entry* e = stage(block, false);
   if (e == nullptr) return false;
+  e->is_expected = true;
   start_where(block, *e, range, CopyState::absent, false);
   return true;
+}
+
+void HomeTiers::forget_prefetched() {
+  for (auto& [block, e] : staged_)
+    e.is_expected = false;
 }
 
 bool HomeTiers::is_ready(Block block, SectionRange range) {

@@ -56,8 +56,11 @@ class HomeTiers {
                std::optional<SectionRange> changed,
                const std::optional<Event>& after = std::nullopt);
   /// Starts reading sections from the file, unless they are there or on their way. False when there is no slot for them
-  /// now. Never waits.
+  /// now. Never waits. What was read so stays until it is leased, others than prefetch() need its slot, or
+  /// forget_prefetched().
   bool prefetch(Block block, SectionRange range);
+  /// Nobody waits for what was prefetched and not leased yet.
+  void forget_prefetched();
   /// Whether lease(…, needed) would return at once.
   bool is_ready(Block block, SectionRange range);
   /// Ends the leases whose work is done, and notes which transfers are.
@@ -100,6 +103,7 @@ class HomeTiers {
     std::vector<Running> running;
     std::vector<Held> held;
     std::uint64_t last_lease = 0;
+    bool is_expected = false;  ///< prefetched and not leased yet
 
     BlockCopy& section(int s) { return sections[static_cast<std::size_t>(s)]; }
   };
