@@ -61,7 +61,10 @@ TensorView MemberReduction::side_by_side(Backend& backend,
       {n, shared.member[0], shared.member[1]}, dtype, "experts of several ranks");
 }
 
-void MemberReduction::reduce(Backend& backend, const Shared& shared, const Turn& turn) {
+void MemberReduction::reduce(Backend& backend,
+                             const Shared& shared,
+                             const Turn& turn,
+                             const Done& done) {
   const Arena::Mark mark(scratch_of(backend));
   Stream& stream = stream_of(backend);
   ExpertTiers& tiers = *params_.tiers();
@@ -91,6 +94,7 @@ void MemberReduction::reduce(Backend& backend, const Shared& shared, const Turn&
   }
   for (std::int64_t i = 0; i < sums.dim(0); ++i) {
     if (!is_own(i)) continue;
+    done(shared.id, turn.members[static_cast<std::size_t>(i)], row(i));
     tiers.with_members(
         shared.id,
         {&turn.members[static_cast<std::size_t>(i)], 1},
@@ -138,11 +142,11 @@ bool MemberReduction::is_trained(const Shared& shared) const {
   });
 }
 
-void MemberReduction::reduce(Backend& backend) {
+void MemberReduction::reduce(Backend& backend, const Done& done) {
   for (const Shared& shared : shared_) {
     if (!is_trained(shared)) continue;
     for (const Turn& turn : turns(shared))
-      reduce(backend, shared, turn);
+      reduce(backend, shared, turn, done);
   }
 }
 

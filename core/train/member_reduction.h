@@ -18,9 +18,12 @@ class MemberReduction {
   /// `mesh`: null to measure, where nothing is sent. Both must outlive this.
   MemberReduction(const ParameterStore& params, const Mesh* mesh);
 
+  bool is_needed() const noexcept { return !shared_.empty(); }
   /// All gradients are final; those of frozen families are passed over. Where state is sharded each owner has the sums
-  /// of its members, and what the others hold of them is undefined.
-  void reduce(Backend& backend);
+  /// of its members, and what the others hold of them is undefined. `done` is called with each sum that this rank has, while
+  /// it is on the device.
+  using Done = std::function<void(StorageId, std::int64_t member, const TensorView& gradient)>;
+  void reduce(Backend& backend, const Done& done);
   /// All ranks get all weights from their owners. `all`: those of families that are frozen now as well.
   void gather_weights(Backend& backend, bool all);
 
@@ -39,7 +42,7 @@ class MemberReduction {
   };
   std::vector<Turn> turns(const Shared& shared) const;
   TensorView side_by_side(Backend& backend, const Shared& shared, const Turn& turn, DType dtype);
-  void reduce(Backend& backend, const Shared& shared, const Turn& turn);
+  void reduce(Backend& backend, const Shared& shared, const Turn& turn, const Done& done);
   void gather(Backend& backend, const Shared& shared, const Turn& turn);
   bool is_trained(const Shared& shared) const;
 

@@ -45,6 +45,7 @@ Optimizer::Optimizer(ParameterStore& params,
   host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
   host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
   group_updates_ = {0};
+  summed_.assign(states_.size(), 0);
   clear_state();
   if (!options.skip_untouched) return;
   std::int64_t most = 0;
@@ -105,6 +106,8 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
   }
   const auto rows = static_cast<std::int64_t>(group_updates_.size());
   copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
+  if (split_) zero_tensor(partials_, stream);  // others fill in theirs
+  summed_.assign(states_.size(), 0);
 }
 
 void Optimizer::download_outcome(Stream& stream) {

@@ -59,6 +59,15 @@ class Optimizer {
   /// Writes `values` (with this optimizer's bias corrections filled in) to the device.
   void begin_step(StepScalars values, Stream& stream);
 
+  /// In the last backward: the gradients of `first` and all storages after it are final, and no other rank adds to them.
+  /// Those of offloaded experts are added up for the norm now, while many of them are on the device.
+  void gradients_final(Backend& backend, StorageId first);
+  /// The same of one offloaded member, whose gradient [rows, cols] is at hand.
+  void gradient_final(Backend& backend,
+                      StorageId id,
+                      std::int64_t member,
+                      const TensorView& gradient);
+
   /// Norm of all gradients (one f64 partial per tensor; storages in the order of declaration, each member by member),
   /// clip factor, and the skip flag when the
   /// norm or one of `guarded` is not finite. `world`: all ranks, which bring their partials together where the layout
@@ -153,7 +162,12 @@ class Optimizer {
     TensorView average;
   };
   bool has_separate_master(ParamId id) const;
+  bool sums_squares(StorageId id) const;
   void sum_squares_of_members(Backend& backend, StorageId id);
+  void sum_squares_of_member(Backend& backend,
+                             StorageId id,
+                             std::int64_t member,
+                             const TensorView& gradient);
   void update_offloaded(Backend& backend);
   void update_members(Backend& backend, StorageId id);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
@@ -177,6 +191,7 @@ class Optimizer {
   std::map<Axis, std::vector<SplitUpdate>> split_updates_;  // put off, by the axis that splits them
   const Mesh* mesh_ = nullptr;                              // of the update in progress
   bool split_ = false;                    // some parameter, or its state, is spread over ranks
+  std::vector<char> summed_;              // by storage: offloaded, and in the norm already
   std::vector<std::int64_t> first_slot_;  // of a storage among the partials of all ranks
   std::vector<std::int64_t> group_updates_;
   std::int64_t updates_ = 0;

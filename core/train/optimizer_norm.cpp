@@ -86,12 +86,8 @@ void Optimizer::sum_squares(Backend& backend, StorageId id) {
 void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* world) {
   // Every partial of the whole model has its place on all ranks. Whoever speaks for a tensor fills it in; where the state
   // is sharded each owner does for its piece, and the pieces of a tensor are added in the order of ranks.
-  if (split_) zero_tensor(partials_, stream_of(backend));
   for (std::size_t s = 0; s < states_.size(); ++s) {
-    const auto ids = params_.params_of(storage_id(s));
-    if (ids.empty() || !entry(ids.front()).trained) continue;
-    const ParamId first = ids.front();
-    if (split_ && !params_.is_sharded(first) && !params_.speaks_for(first)) continue;
+    if (!sums_squares(storage_id(s)) || summed_[s] != 0) continue;
     if (params_.has_tiered_weights(storage_id(s))) {
       sum_squares_of_members(backend, storage_id(s));
     } else {

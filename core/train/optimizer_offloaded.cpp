@@ -47,33 +47,68 @@ void Optimizer::check_offloaded() const {
   }
 }
 
+// Whoever speaks for a tensor, or owns its state, adds it up.
+bool Optimizer::sums_squares(StorageId id) const {
+  const auto ids = params_.params_of(id);
+  if (ids.empty() || !entry(ids.front()).trained) return false;
+  return !split_ || params_.is_sharded(ids.front()) || params_.speaks_for(ids.front());
+}
+
+void Optimizer::gradients_final(Backend& backend, StorageId first) {
+  if (params_.tiers() == nullptr) return;
+  for (std::size_t s = states_.size(); s-- > static_cast<std::size_t>(first.index);) {
+    const StorageId id = storage_id(s);
+    if (!params_.has_tiered_weights(id) || summed_[s] != 0 || !sums_squares(id)) continue;
+    sum_squares_of_members(backend, id);
+  }
+}
+
+void Optimizer::gradient_final(Backend& backend,
+                               StorageId id,
+                               std::int64_t member,
+                               const TensorView& gradient) {
+  if (!sums_squares(id)) return;
+  sum_squares_of_member(backend, id, member, gradient);
+  summed_[static_cast<std::size_t>(id.index)] = 1;
+}
+
 // The partials of what this rank owns of a storage.
 void Optimizer::sum_squares_of_members(Backend& backend, StorageId id) {
   const auto ids = params_.params_of(id);
-  const auto each = static_cast<std::int64_t>(ids.size());
+  const bool is_frozen =
+      std::all_of(ids.begin(), ids.end(), [&](ParamId p) { return params_.frozen(p); });
   for (const std::int64_t m : own_members(params_, id)) {
-    const bool is_zero =
-        (!is_dry(backend) && !params_.tiers()->has_gradient(id, m)) ||
-        std::all_of(ids.begin(), ids.end(), [&](ParamId p) { return params_.frozen(p); });
-    const auto sum = [&](const TensorView& gradient) {
-      for (std::int64_t i = 0; i < each; ++i) {
-        const ParamId p = ids[static_cast<std::size_t>(i)];
-        const TensorView partial = partial_of(id, m * each + i);
-        if (gradient.empty() || params_.frozen(p)) {
-          run(backend, Fill{.y = partial, .value = 0.0});
-        } else {
-          run(backend, SumOfSquares{.partials = partial, .x = params_.box_of_member(gradient, p)});
-        }
-      }
-    };
+    const bool is_zero = is_frozen || (!is_dry(backend) && !params_.tiers()->has_gradient(id, m));
     if (is_zero) {
-      sum({});
+      sum_squares_of_member(backend, id, m, {});
       continue;
     }
-    params_.tiers()->with_members(
-        id, {&m, 1}, {.gradient = MemberAccess::read}, stream_of(backend), [&](auto members) {
-          sum(members[0].gradient);
-        });
+    params_.tiers()->with_members(id,
+                                  {&m, 1},
+                                  {.gradient = MemberAccess::read},
+                                  stream_of(backend),
+                                  [&](std::span<const MemberTensors> members) {
+                                    sum_squares_of_member(backend, id, m, members[0].gradient);
+                                  });
+  }
+  summed_[static_cast<std::size_t>(id.index)] = 1;
+}
+
+// An empty gradient is zero.
+void Optimizer::sum_squares_of_member(Backend& backend,
+                                      StorageId id,
+                                      std::int64_t member,
+                                      const TensorView& gradient) {
+  const auto ids = params_.params_of(id);
+  const auto each = static_cast<std::int64_t>(ids.size());
+  for (std::int64_t i = 0; i < each; ++i) {
+    const ParamId p = ids[static_cast<std::size_t>(i)];
+    const TensorView partial = partial_of(id, member * each + i);
+    if (gradient.empty() || params_.frozen(p)) {
+      run(backend, Fill{.y = partial, .value = 0.0});
+    } else {
+      run(backend, SumOfSquares{.partials = partial, .x = params_.box_of_member(gradient, p)});
+    }
   }
 }
 

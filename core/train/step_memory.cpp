@@ -155,7 +155,9 @@ StepMemory measure_step(Model& model,
   }
   if (optimizer != nullptr) {
     MemberReduction members(params, nullptr);
-    members.reduce(owner.backend());
+    members.reduce(owner.backend(), [&](StorageId id, std::int64_t m, const TensorView& gradient) {
+      optimizer->gradient_final(owner.backend(), id, m, gradient);
+    });
     members.gather_weights(owner.backend(), true);
     optimizer->clip(owner.backend(), losses);
     optimizer->update(owner.backend());

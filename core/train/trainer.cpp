@@ -142,6 +142,7 @@ void Trainer::allocate() {
   const ExpertTiers* tiers = parts_.params->tiers();
   if (world() != nullptr && tiers != nullptr && tiers->holds_weights())
     member_reduction_ = std::make_unique<MemberReduction>(*parts_.params, parts_.mesh);
+  if (member_reduction_ && !member_reduction_->is_needed()) member_reduction_.reset();
   // Split masters round to bf16 in their own way, which only their owner can.
   gather_weights(true);
   if (config.experts.place_every > 0) {
@@ -396,7 +397,12 @@ void Trainer::reduce_over_ranks() {
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
-  if (member_reduction_) member_reduction_->reduce(backend_->backend());
+  if (member_reduction_) {
+    member_reduction_->reduce(
+        backend_->backend(), [this](StorageId id, std::int64_t member, const TensorView& sum) {
+          parts_.optimizer->gradient_final(backend_->backend(), id, member, sum);
+        });
+  }
   if (pipeline_) pipeline_->add_gradients_of_copies();
   world()->all_reduce(losses_, ReduceOp::sum, stream);
   if (stage() == nullptr) return;
@@ -479,10 +485,16 @@ void Trainer::begin_exchanges() {
   if (every > 0 && (step_ + 1) % every == 0) exchange_meter_.begin();
 }
 
+// In the last backward: those of `first` and all storages after it.
+void Trainer::gradients_final(StorageId first) {
+  if (reduction_) reduction_->final_from(first, backend_->stream());
+  if (!member_reduction_) parts_.optimizer->gradients_final(backend_->backend(), first);
+}
+
 void Trainer::forward_backward() {
   if (pipeline_) {
     timer_->stream_does(StepPart::communication);
-    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    pipeline_->run([this](StorageId first) { gradients_final(first); });
     return reduce_over_ranks();
   }
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
@@ -490,11 +502,8 @@ void Trainer::forward_backward() {
     timer_->stream_does(StepPart::forward);
     parts_.model->forward(c, *activations_);
     timer_->stream_does(StepPart::backward);
-    if (reduction_ && i + 1 == micro_batches_.size()) {
-      c.gradients_final = [this](StorageId first) {
-        reduction_->final_from(first, backend_->stream());
-      };
-    }
+    if (i + 1 == micro_batches_.size())
+      c.gradients_final = [this](StorageId first) { gradients_final(first); };
     parts_.model->backward(c, *activations_);
   }
   timer_->stream_does(StepPart::communication);

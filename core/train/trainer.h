@@ -158,6 +158,7 @@ class Trainer {
   StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
   bool begin_step(std::int64_t& stop_wish);
   void forward_backward();
+  void gradients_final(StorageId first);
   void reset_step_buffers();
   void reduce_over_ranks();
   /// All ranks get the weights that others keep. `all`: of frozen experts too, which no step changes.

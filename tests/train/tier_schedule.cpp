@@ -1,0 +1,76 @@
+// In which order a rank uses its experts.
+#include "core/train/tier_schedule.h"
+
+#include <algorithm>
+#include <map>
+
+#include "tests/support/catch.h"
+#include "tests/train/run.h"
+
+namespace moesaic::test {
+namespace {
+
+using tiers::Visit;
+using tiers::VisitKind;
+
+std::vector<Visit> visits_of(const std::vector<std::string>& overrides) {
+  const config::Config config = hybrid_config(overrides);
+  Run run(config);
+  return expert_visits(config, make_phases(config).front(), *run.model, MeshPosition());
+}
+
+}  // namespace
+
+TEST_CASE(
+    "without a pipeline each micro-batch passes all layers with experts, and the MTP module last") {
+  const std::vector<Visit> visits =
+      visits_of({"train.global_batch_size=2", "train.micro_batch_size=1"});
+  const std::vector<Visit> expected{{0, VisitKind::forward, 0},
+                                    {1, VisitKind::forward, 0},
+                                    {2, VisitKind::forward, 0},
+                                    {2, VisitKind::backward, 0},
+                                    {1, VisitKind::backward, 0},
+                                    {0, VisitKind::backward, 0},
+                                    {0, VisitKind::forward, 1},
+                                    {1, VisitKind::forward, 1},
+                                    {2, VisitKind::forward, 1},
+                                    {2, VisitKind::backward, 1},
+                                    {1, VisitKind::backward, 1},
+                                    {0, VisitKind::backward, 1},
+                                    {2, VisitKind::update, 0},
+                                    {1, VisitKind::update, 0},
+                                    {0, VisitKind::update, 0}};
+  CHECK(visits == expected);
+}
+
+TEST_CASE("a stage's visits follow its actions, chunk by chunk") {
+  // Chunks 0 and 3 lie on stage 0 of a vee, 1 and 2 on stage 1; chunk 1 has no experts.
+  const pipeline::Schedule schedule = pipeline::make_schedule(
+      pipeline::Kind::zero_bubble, {.stages = 2, .chunks = 2, .micro_batches = 4});
+  const std::vector<std::int32_t> layers{2, 0, 3, 1};
+  for (int stage = 0; stage < 2; ++stage) {
+    const std::int32_t here = 3;
+    std::vector<Visit> visits = pipeline_visits(schedule, stage, layers);
+    REQUIRE(visits.size() == static_cast<std::size_t>(here * (2 * 4 + 1)));
+    // Updates come last, from the last layer to the first.
+    for (std::int32_t l = 0; l < here; ++l)
+      CHECK(visits[visits.size() - 1 - static_cast<std::size_t>(l)] ==
+            (Visit{l, VisitKind::update, 0}));
+    visits.resize(visits.size() - static_cast<std::size_t>(here));
+    // Each layer is passed once each way for every micro-batch, forward first; layers of a chunk one after the other.
+    std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::size_t>> at;
+    for (std::size_t i = 0; i < visits.size(); ++i) {
+      auto& positions = at[{visits[i].layer, visits[i].micro_batch}];
+      CHECK((visits[i].kind == VisitKind::forward) == positions.empty());
+      positions.push_back(i);
+    }
+    CHECK(at.size() == static_cast<std::size_t>(here * 4));
+    for (std::int32_t m = 0; m < 4; ++m) {
+      const std::int32_t first = 0, second = 1;
+      CHECK(at[{second, m}][0] == at[{first, m}][0] + 1);
+      CHECK(at[{first, m}][1] == at[{second, m}][1] + 1);
+    }
+  }
+}
+
+}  // namespace moesaic::test
