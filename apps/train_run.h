@@ -41,10 +41,13 @@ class TrainRun {
   int end_finished(const FinishedRun& finished);
   void take_lock();
   void prepare();
+  void plan_and_check_memory(Device device);
+  void check_budget() const;
   void check_memory() const;
   void prepare_saving();
   std::vector<ConfigChange> load_state();
   std::string memory_line() const;
+  std::string memory_text() const;
   void begin_report();
   int run();
   void mark_ranges();
@@ -69,7 +72,7 @@ class TrainRun {
   Watchdog* watchdog_;  // null when comm.watchdog_s is 0
   Communicator& host_;  // of all ranks, for host memory
   RunReport report_;
-  std::optional<MemoryPlan> memory_plan_;       // on a GPU
+  std::optional<MemoryPlan> memory_plan_;       // where plan_and_check_memory() makes one
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   std::unique_ptr<Mesh> mesh_;
