@@ -226,10 +226,13 @@ double TrainRun::evaluate(bool whole) {
 std::optional<StepStats> TrainRun::next_step(StopReason& stop) {
   const bool first = !std::exchange(has_stepped_, true);
   const PeriodScope period("training", first);
+  report_.begin_step();
+  if (touches_) touches_->forget();
   auto wish = static_cast<std::int64_t>(stops_->wish());
   const auto stats = traced_step(wish);
   stop = static_cast<StopReason>(wish);
   if (!stats) return stats;
+  if (touches_) touches_->end_step(stats->step);
   stops_->step_took(stats->seconds);
   if (watchdog_ != nullptr && !first) watchdog_->step_took(stats->seconds);
   return stats;
@@ -254,6 +257,16 @@ std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
   report_.event(
       {.type = "trace", .step = step, .texts = {{"path", path}}, .line = "trace " + path});
   return stats;
+}
+
+// Of this life, on rank 0.
+void TrainRun::log_touches() {
+  ExpertTiers* tiers = assembly_.params->tiers();
+  if (!config().experts.touch_log || !is_root() || tiers == nullptr) return;
+  const bool all = config().optimizer.untouched == config::Untouched::decay;
+  touches_.emplace(*tiers,
+                   std::filesystem::path(config().run.dir) / *config().experts.touch_log,
+                   all ? tiers::Updates::dense : tiers::Updates::touched);
 }
 
 void TrainRun::mark_ranges() {
@@ -362,6 +375,7 @@ int TrainRun::run() {
   if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
   open_run_dir(changes);
   begin_report();
+  log_touches();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",
                    .step = trainer_->steps_done(),

@@ -18,6 +18,7 @@
 #include "comm/watchdog.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
+#include "core/train/touch_recorder.h"
 
 namespace moesaic::apps {
 
@@ -51,6 +52,7 @@ class TrainRun {
   void begin_report();
   int run();
   void mark_ranges();
+  void log_touches();
   int train();
   std::optional<StepStats> next_step(StopReason& stop);
   std::optional<StepStats> traced_step(std::int64_t& stop_wish);
@@ -82,6 +84,7 @@ class TrainRun {
   std::string tokenizer_hash_;  // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
+  std::optional<TouchRecorder> touches_;  // experts.touch_log; listens to the store of assembly_
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<Checkpointing> checkpointing_;
   std::unique_ptr<StopRequests> stops_;

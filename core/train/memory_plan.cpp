@@ -84,8 +84,9 @@ std::string MemoryPlan::table() const {
   const bool has_tiers = sum.host + sum.file > 0;
   std::string text;
   if (has_tiers)
-    text += fmt::format("  {:<40} {:>12} {:>16} {:>16}\n", "", "device", "host memory", "file");
-  const auto size = [&](std::size_t bytes) {
+    text += fmt::format("  {:<40} {:>16} {:>16} {:>16}\n", "", "device", "host memory", "file");
+  const auto size = [&](std::size_t bytes) -> std::string {
+    if (bytes == 0) return "-";
     return fmt::format("{:.1f} {}", static_cast<double>(bytes) / unit.bytes, unit.name);
   };
   const auto line = [&](const Row& r) {
