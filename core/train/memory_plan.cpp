@@ -205,8 +205,8 @@ MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
   const ExpertTierOptions unfilled = expert_tier_options(run.config, run.rank);
   const DryRun bare = dry_run(run, unfilled);
   TierLimits tier = tier_limits(run.config);
-  tier.least_slots = limits.least_caches;
-  if (limits.host && !run.config.memory.host_budget) {
+  if (limits.least_caches) tier = {.least_slots = true};
+  if (limits.host && !limits.least_caches && !run.config.memory.host_budget) {
     tier.host = *limits.host;
     tier.host_is_budget = false;
   }
