@@ -12,6 +12,7 @@
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/train/expert_exchange.h"
+#include "core/train/memory_plan.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/phases.h"
 #include "core/train/token_groups.h"
@@ -144,12 +145,30 @@ void check_patterns(const config::Config& config, const ParameterStore& params, 
   refuse("this pipeline cannot be made:", pipeline_findings(config));
 }
 
+ExpertTierOptions plan_tiers(const config::Config& config,
+                             Device device,
+                             const Precision& precision,
+                             const MeshPosition& position) {
+  MemoryLimits limits;
+  if (device.kind == Device::Kind::cuda) limits.device_free = cuda::device_memory(device).free;
+  const data::DocumentBound any(1);
+  return plan_memory(config,
+                     device,
+                     precision,
+                     {&any, 1},
+                     position.world_size(),
+                     position.world_rank(),
+                     limits)
+      .tiers.value();
+}
+
 }  // namespace
 
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
-                  const MeshPosition& position) {
+                  const MeshPosition& position,
+                  std::optional<ExpertTierOptions> tiers) {
   check_trainable(config);
   Assembly a;
   a.device = device;
@@ -173,6 +192,10 @@ Assembly assemble(const config::Config& config,
   if (for_training) {
     trained = ever_trained(make_phases(config), *a.params);
     if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
+    if (config.experts.offload != config::ExpertOffload::none) {
+      if (!tiers) tiers = plan_tiers(config, a.device, a.precision, position);
+      a.params->offload_experts(std::move(*tiers));
+    }
   }
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "apps/gpu_choice.h"
@@ -7,6 +8,7 @@
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/model.h"
+#include "core/nn/expert_tiers.h"
 #include "core/train/optimizer.h"
 #include "core/train/trainer.h"
 
@@ -22,12 +24,14 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// `position`: of this rank, which gets its part of the parameters. Throws UsageError when the configuration asks for what
-/// cannot be trained.
+/// `position`: of this rank, which gets its part of the parameters. `tiers`: of offloaded experts, as plan_memory() gives
+/// them; empty: planned here, for documents of any length, where the configuration offloads experts (in training only). Throws
+/// UsageError when the configuration asks for what cannot be trained.
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
-                  const MeshPosition& position = {});
+                  const MeshPosition& position = {},
+                  std::optional<ExpertTierOptions> tiers = std::nullopt);
 /// Throws UsageError with everything that the configuration asks for and this version cannot do.
 void check_trainable(const config::Config& config);
 

@@ -78,15 +78,18 @@ std::string offload_text(const config::Config& config,
   text += fmt::format(
       "over the link in a step of {} tokens, all experts used: {} up, {} down; {:.2f} s at {:.0f} "
       "GB/s "
-      "each way, hidden behind compute from some {} tokens a step on (at {:.0f} TFLOP/s a rank)\n",
+      "each way, which is the compute of some {} tokens a step (at {:.0f} TFLOP/s a rank): with "
+      "more "
+      "tokens a step it can hide behind compute\n",
       grouped(make_phases(config).front().step_tokens()),
       size(static_cast<std::uint64_t>(t.bytes.up)),
       size(static_cast<std::uint64_t>(t.bytes.down)),
       t.seconds,
       kLinkBytesPerSecond / 1e9,
-      grouped(static_cast<std::int64_t>(t.tokens / 1000) * 1000),
+      grouped((static_cast<std::int64_t>(t.tokens) + 999) / 1000 * 1000),
       kProductsPerSecond / 1e12);
-  if (!config.experts.device_cache && !memory.device_limit)
+  if (config.experts.offload == config::ExpertOffload::full && !config.experts.device_cache &&
+      !memory.device_limit)
     text +=
         "no experts.device_cache, memory.device_budget or --device-memory: caches hold everything "
         "here; a run on a GPU takes what is free\n";

@@ -77,6 +77,7 @@ void RunReport::begin(const RunFacts& facts) {
   begun_ = true;
   device_ = facts.assembly.device;
   peak_tflops_ = facts.peak.tflops;
+  if (host_.rank() == 0) tiers_.emplace(*facts.assembly.params, *facts.assembly.model);
   const RunHeader header = run_header(facts);
   for (const PhasePlan& phase : make_plan(config()).phases)
     phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
@@ -88,6 +89,10 @@ void RunReport::begin(const RunFacts& facts) {
   event.step = facts.steps_done;
   if (!facts.checkpoint.empty()) event.texts["path"] = facts.checkpoint;
   sinks_.on_event(event);
+}
+
+void RunReport::begin_step() {
+  if (tiers_) tiers_->begin();
 }
 
 void RunReport::event(const RunEvent& event) {
@@ -124,6 +129,10 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.skipped = stats.skipped;
   record.experts = stats.experts;
   record.exchange = stats.exchange;
+  if (tiers_) {
+    record.tiers = tiers_->kinds();
+    if (is_multiple(stats.step, config().log.detail_every)) record.tier_layers = tiers_->layers();
+  }
   for (const auto& [last_step, flops] : phase_flops_) {
     if (stats.step > last_step) continue;
     record.flops = flops * static_cast<double>(stats.tokens);

@@ -69,11 +69,19 @@ int plan(const PlanArguments& arguments) {
   }
   MemoryLimits limits{.device_key = "--device-memory"};
   if (budget) limits.device = static_cast<std::uint64_t>(std::max<std::int64_t>(0, *budget));
-  const auto rank = plan_rank_memory(loaded.config, limits);
+  std::optional<MemoryPlan> rank;
+  std::optional<ResourceError> too_little;  // for offloaded experts; said behind what can be said
+  try {
+    rank = plan_rank_memory(loaded.config, limits);
+  } catch (const ResourceError& e) {
+    too_little = e;
+    rank = plan_rank_memory(loaded.config, {.least_caches = true});
+  }
   const auto recompute = plan_recompute(loaded.config);
   std::cout << (arguments.json
                     ? plan_json(loaded, result, rank, recompute, pipeline)
                     : plan_text(loaded, result, rank, recompute_text(recompute, budget), pipeline));
+  if (too_little) throw *too_little;
   return 0;
 }
 

@@ -84,8 +84,9 @@ std::string MemoryPlan::table() const {
   const bool has_tiers = sum.host + sum.file > 0;
   std::string text;
   if (has_tiers)
-    text += fmt::format("  {:<40} {:>12} {:>16} {:>16}\n", "", "device", "host memory", "file");
-  const auto size = [&](std::size_t bytes) {
+    text += fmt::format("  {:<40} {:>16} {:>16} {:>16}\n", "", "device", "host memory", "file");
+  const auto size = [&](std::size_t bytes) -> std::string {
+    if (bytes == 0) return "-";
     return fmt::format("{:.1f} {}", static_cast<double>(bytes) / unit.bytes, unit.name);
   };
   const auto line = [&](const Row& r) {
@@ -204,8 +205,8 @@ MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
   const ExpertTierOptions unfilled = expert_tier_options(run.config, run.rank);
   const DryRun bare = dry_run(run, unfilled);
   TierLimits tier = tier_limits(run.config);
-  tier.least_slots = limits.least_caches;
-  if (limits.host && !run.config.memory.host_budget) {
+  if (limits.least_caches) tier = {.least_slots = true};
+  if (limits.host && !limits.least_caches && !run.config.memory.host_budget) {
     tier.host = *limits.host;
     tier.host_is_budget = false;
   }

@@ -40,8 +40,9 @@ struct MemoryLimits {
   std::optional<std::uint64_t>
       device_free;  ///< as the driver counts it, with this process's context in place
   std::optional<std::uint64_t>
-      host;                   ///< for the tiers of this rank, where memory.host_budget is not set
-  bool least_caches = false;  ///< experts get the slots that they must have, and no more
+      host;  ///< for the tiers of this rank, where memory.host_budget is not set
+  bool least_caches =
+      false;  ///< experts get the slots that they must have and no more, whatever the limits
 };
 
 /// Plans a configuration that can be trained, for `rank` of `ranks` ranks in its layout. `documents`: of every source of
