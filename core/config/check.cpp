@@ -591,6 +591,11 @@ class Checker {
   /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
   void pipeline() {
     const ParallelConfig& parallel = config_.parallel;
+    if (parallel.pp > 1 && parallel.order == LayerOrder::vertical)
+      add({"parallel.order", "parallel.pp"},
+          fmt::format("vertical is an order for one pipeline stage, and parallel.pp is {}: the "
+                      "stages' schedule has an order of its own; allowed: horizontal, or pp 1",
+                      parallel.pp));
     if (parallel.pp > 1) return;
     const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
     if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);

@@ -105,7 +105,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"parallel.schedule", OnResume::logged, kPipeline},
     {"parallel.chunks", OnResume::logged, kPipeline},
     {"parallel.layers", OnResume::logged, kPipeline},
-    {"parallel.order", OnResume::logged, kOneValue},
+    {"parallel.order", OnResume::logged, "with tied embeddings, sums are formed in another order"},
     {"dispatch.exchange", OnResume::logged, kOrder},
     {"dispatch.hierarchy", OnResume::logged, kOrder},
     {"dispatch.hops", OnResume::logged, kOrder},

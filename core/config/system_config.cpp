@@ -67,8 +67,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("order",
     &S::order,
     "Order of layers and micro-batches in a step: every micro-batch through all layers "
-    "(horizontal) or every layer over all micro-batches (vertical).")
-      .only_default("the vertical order");
+    "(horizontal), or every layer over all micro-batches before the next layer (vertical), so that "
+    "offloaded weights are loaded once for all of them; what is saved of all micro-batches is then "
+    "kept at once. The bits are the same; with tied embeddings they differ in the last place.");
 }
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {

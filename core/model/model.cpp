@@ -29,6 +29,21 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
 
 namespace {
 
+// The accumulators of losses that a layer adds to, while it lasts.
+class LossRow {
+ public:
+  LossRow(RunContext& context, std::size_t row) : context_(context), all_(context.losses) {
+    context.losses = loss_row(all_, static_cast<std::int64_t>(row));
+  }
+  ~LossRow() { context_.losses = all_; }
+  LossRow(const LossRow&) = delete;
+  LossRow& operator=(const LossRow&) = delete;
+
+ private:
+  RunContext& context_;
+  TensorView all_;
+};
+
 // [vocabulary, d], over Axis::tp by blocks of words.
 ParameterSpec word_matrix(std::string name, const ModelOptions& options, Part part) {
   ParameterSpec s = split_over_tp(
@@ -47,6 +62,7 @@ Model::Model(ParameterStore& params, const ModelOptions& options, const StageSha
     declare_embedding(params, reads_table_again, share);
   declare_layers(params, share);
   if (share.has_last()) declare_tail(params);
+  keeps_mtp_gradient_ = share.is_vertical && options_.mtp;
 }
 
 void Model::declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share) {
@@ -223,9 +239,16 @@ std::vector<std::string> Model::activation_names() const {
   return names;
 }
 
+std::size_t Model::mtp_gradient_bytes() const {
+  if (!keeps_mtp_gradient_) return 0;
+  constexpr std::size_t kAlign = 256;
+  const auto elements = static_cast<std::size_t>(own_tokens_ * options_.hidden);
+  return (elements * byte_size(precision_.compute) + kAlign - 1) / kAlign * kAlign;
+}
+
 std::size_t Model::slot_bytes(int i) const {
   const Chunk& c = chunk(i);
-  std::size_t bytes = c.is_first ? embed_spec_->slot_bytes() : 0;
+  std::size_t bytes = c.is_first ? embed_spec_->slot_bytes() + mtp_gradient_bytes() : 0;
   for (std::size_t l = c.begin; l < c.end; ++l)
     bytes += layers_[l]->tape_spec().slot_bytes();
   if (!c.is_last) return bytes;
@@ -244,6 +267,11 @@ Model::MicroBatch Model::make_micro_batch(TensorView slot, int i) const {
   MicroBatch batch;
   batch.chunk = i;
   if (c.is_first) batch.embed.emplace(*embed_spec_, next(embed_spec_->slot_bytes()));
+  if (c.is_first && keeps_mtp_gradient_) {
+    const TensorView place = next(mtp_gradient_bytes());
+    batch.mtp_gradient = TensorView(
+        place.data(), precision_.compute, {own_tokens_, options_.hidden}, place.device());
+  }
   for (std::size_t l = c.begin; l < c.end; ++l) {
     const TapeSpec& spec = layers_[l]->tape_spec();
     batch.layers.emplace_back(spec, next(spec.slot_bytes()));
@@ -269,10 +297,12 @@ Model::Bundle Model::forward_chunk(RunContext& context, MicroBatch& batch, const
   }
   for (std::size_t l = c.begin; l < c.end; ++l) {
     const PartScope part(context.backend, "layer", numbers_[l]);
+    const LossRow row(context, l);
     bundle = layers_[l]->forward(context, batch.layers[l - c.begin], bundle);
   }
   if (!c.is_last) return bundle;
   const PartScope part(context.backend, "head");
+  const LossRow row(context, layers_.size());
   Tape& tail = *batch.tail;
   for (std::size_t i = 0; i < tail_bank_.size(); ++i)
     tail.bind(tail_bank_[i], bundle.bank[i]);
@@ -294,7 +324,8 @@ void Model::backward_tail(RunContext& context,
   const bool has_mtp = mtp_ && !context.sequence.mtp_targets.empty();
   const TensorView dn = context.transient.take(shape, compute, "d output.normed");
   run(context.backend, Cast{.y = dn, .x = batch.tail->in(dn_)});
-  if (has_mtp && options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dn);
+  if (has_mtp && options_.mtp_post_norm)
+    mtp_->backward(context, *batch.mtp, dn, batch.mtp_gradient);
   const TensorView dh =
       output_mix_.declared() ? context.transient.take(shape, compute, "d output.mixed") : dcur;
   batch.tail->backward(context, [&] {
@@ -307,7 +338,8 @@ void Model::backward_tail(RunContext& context,
                           .weight = w.view(),
                           .inv_rms = t.in(inv_rms_)});
   });
-  if (has_mtp && !options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dh);
+  if (has_mtp && !options_.mtp_post_norm)
+    mtp_->backward(context, *batch.mtp, dh, batch.mtp_gradient);
   if (!output_mix_.declared()) return;
   batch.tail->backward(context, [&] {
     Tape& t = *batch.tail;
@@ -362,16 +394,24 @@ void Model::backward_chunk(RunContext& context,
   };
   if (c.is_last) {
     const PartScope part(context.backend, "head");
+    const LossRow row(context, layers_.size());
     backward_tail(context, batch, dcur, dbank);
     is_final(layers_.size());
   }
   for (std::size_t l = c.end; l-- > c.begin;) {
     const PartScope part(context.backend, "layer", numbers_[l]);
+    const LossRow row(context, l);
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
     layers_[l]->backward(context, batch.layers[l - c.begin], dcur, dbank.first(after));
     is_final(l);
   }
   if (!c.is_first) return;
+  if (!batch.mtp_gradient.empty() && !context.sequence.mtp_targets.empty()) {
+    batch.embed->backward(context, [&] {
+      embedding_->backward(
+          *batch.embed, slices_, batch.embed->sequence().mtp_tokens, batch.mtp_gradient);
+    });
+  }
   batch.embed->backward(context, [&] {
     embedding_->backward(*batch.embed, slices_, batch.embed->sequence().tokens, dcur);
   });

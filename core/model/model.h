@@ -31,9 +31,15 @@ class Model {
   /// Bytes that one micro-batch in flight keeps between forward and backward of a chunk.
   std::size_t slot_bytes(int chunk = 0) const;
 
+  /// Rows of RunContext::losses where layers have their own: this stage's layers, and what follows them.
+  std::int64_t loss_rows() const noexcept { return static_cast<std::int64_t>(layers_.size()) + 1; }
+
   /// The saved activations of one micro-batch in one chunk.
   struct MicroBatch {
     int chunk = 0;
+    /// Where the MTP module leaves its gradient of the embedding [T, d] until the first chunk's backward adds it, in the
+    /// order of the micro-batches. The first chunk's place for it is lent to the last chunk; empty: added at once.
+    TensorView mtp_gradient;
     std::optional<Tape> embed;  // of the first chunk
     std::vector<Tape> layers;
     std::optional<Tape> tail;  // of the last chunk
@@ -114,6 +120,8 @@ class Model {
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   std::vector<std::int64_t> numbers_;  // of the layers, in the whole model
   std::int64_t own_tokens_ = 0;
+  bool keeps_mtp_gradient_ = false;  // for the first chunk's backward
+  std::size_t mtp_gradient_bytes() const;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<VocabHead> head_;

@@ -133,7 +133,7 @@ struct RunContext {
   WeightGradients& weight_gradients;
   const Sequence& sequence;
   TensorView step_scalars;  ///< StepScalars: divisors of the losses and more
-  TensorView losses;        ///< stats [kNumLosses]: sums of this step, see core/nn/losses.h
+  TensorView losses;        ///< stats [kNumLosses], or a row for each layer: see core/nn/losses.h
   bool training = true;
   /// Told during backward that the gradients of `first` and all storages after it are final for this micro-batch (never
   /// while weight gradients are deferred); may be empty.

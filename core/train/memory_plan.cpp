@@ -103,8 +103,8 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"saved activations", step.slot});
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
-  plan.parts.push_back({"pipeline bundles", step.bundles});
-  plan.parts.push_back({"losses", kNumLosses * 8});
+  plan.parts.push_back({"bundles between chunks", step.bundles});
+  plan.parts.push_back({"losses", losses_bytes(model)});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
   plan.parts.erase(std::remove_if(plan.parts.begin(),

@@ -181,8 +181,9 @@ StepMemory measure_run(const config::Config& config,
   StepMemory most;
   const MeshPosition& position = params.position();
   const int stage = position.coordinate(Axis::pp);
-  const bool is_pipelined = position.extent(Axis::pp) > 1;
-  const PipelineLayout layout = is_pipelined ? pipeline_layout(config) : PipelineLayout();
+  // Evaluation and generation hold the model in one piece.
+  const bool walks_chunks = position.extent(Axis::pp) > 1 || model.num_chunks() > 1;
+  const PipelineLayout layout = walks_chunks ? pipeline_layout(config) : PipelineLayout();
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
     model.set_sparse_stage(phase.sparse);
@@ -194,7 +195,7 @@ StepMemory measure_run(const config::Config& config,
         config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
     std::vector<int> slots;
     bool splits_backward = false;
-    if (is_pipelined) {
+    if (walks_chunks) {
       const pipeline::Schedule schedule =
           pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
       const auto needs = pipeline::Executor::needs(
@@ -235,6 +236,10 @@ StepMemory measure_run(const config::Config& config,
     most.deferred = std::max(most.deferred, m.deferred);
   }
   return most;
+}
+
+std::size_t losses_bytes(const Model& model) {
+  return static_cast<std::size_t>(model.loss_rows() + 1) * kNumLosses * 8;
 }
 
 StepBuffers step_buffers(const std::vector<Phase>& phases,

@@ -16,8 +16,8 @@ struct StepMemory {
   std::size_t scratch = 0;    ///< temporaries of ops
   std::size_t exchange = 0;   ///< of exchanges beside them
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
-  std::size_t slot = 0;       ///< saved activations of one micro-batch; in a pipeline, of all slots
-  // Of a pipeline stage:
+  std::size_t slot = 0;  ///< saved activations of one micro-batch; with a schedule, of all slots
+  // Of a schedule:
   std::size_t deferred = 0;  ///< what one backward leaves for its second part
   int num_deferred = 0;      ///< how many of them there are at once
   std::size_t bundles = 0;   ///< what is received, and gradients in transit
@@ -33,6 +33,9 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
                          const ParameterStore& params,
                          int ranks);
 
+/// Of the losses of a step, and of its layers.
+std::size_t losses_bytes(const Model& model);
+
 struct StepExtents {
   std::int64_t tokens = 0;             ///< of a micro-batch
   std::int64_t sequence = 0;           ///< no document is longer; 0 = tokens
@@ -40,7 +43,7 @@ struct StepExtents {
   std::int64_t most_documents = 0;     ///< of a micro-batch
   bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
-  std::vector<int> slots;              ///< of a pipeline stage, by its chunks; else empty
+  std::vector<int> slots;              ///< of a schedule, by the chunks here; else empty
   bool splits_backward = false;        ///< weight gradients wait
   bool overlap = false;                ///< exchanges have a stream of their own
 };

@@ -131,8 +131,10 @@ void Trainer::allocate() {
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   const DType stats = parts_.params->precision().stats;
-  losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
+  const std::int64_t rows = parts_.model->loss_rows();
+  losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
+  loss_rows_ = losses_memory_.view({rows, kNumLosses}, stats, kNumLosses * 8);
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
@@ -207,7 +209,7 @@ void Trainer::enter_phase(const Phase& phase) {
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  if (is_pipelined()) {
+  if (walks_chunks()) {
     place_pipeline(phase);
   } else {
     activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
@@ -361,6 +363,7 @@ void Trainer::reset_step_buffers() {
   Stream& stream = backend_->stream();
   parts_.params->zero_grads(stream);
   zero_tensor(losses_, stream);
+  zero_tensor(loss_rows_, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step) continue;
@@ -376,7 +379,14 @@ void Trainer::reset_step_buffers() {
   if (reduction_) reduction_->begin();
 }
 
+// Layer by layer: the same bits in any order of layers and micro-batches.
+void Trainer::add_losses_of_layers() {
+  for (std::int64_t row = 0; row < loss_rows_.dim(0); ++row)
+    run(backend_->backend(), Accumulate{.y = losses_, .x = loss_row(loss_rows_, row)});
+}
+
 void Trainer::reduce_over_ranks() {
+  add_losses_of_layers();
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
@@ -400,7 +410,7 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .weight_gradients = gradients,
           .sequence = micro_batches_[micro_batch]->sequence(),
           .step_scalars = parts_.optimizer->scalars(),
-          .losses = losses_,
+          .losses = loss_rows_,
           .training = true,
           .gradients_final = {},
           .choices = choices_,
@@ -465,7 +475,9 @@ void Trainer::begin_exchanges() {
 void Trainer::forward_backward() {
   if (pipeline_) {
     timer_->stream_does(StepPart::communication);
-    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    pipeline_->run(
+        reduction_ ? [this](StorageId first) { reduction_->final_from(first, backend_->stream()); }
+                   : std::function<void(StorageId)>());
     return reduce_over_ranks();
   }
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
@@ -661,9 +673,10 @@ double Trainer::loss_of(const data::Batch& batch) {
   RunContext c = training_context(0, *transient_, at_once_);
   c.training = false;
   c.choices = nullptr;
+  c.losses = losses_;
   if (pipeline_) {
     pipeline_->evaluate(c);
-    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+    if (is_pipelined()) stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
   } else {
     parts_.model->forward(c, *activations_);
   }

@@ -132,6 +132,8 @@ class Trainer {
   /// One rank of every stage, in order; null without a pipeline.
   Communicator* stages() const;
   bool is_pipelined() const { return parts_.params->position().extent(Axis::pp) > 1; }
+  /// Whether the step follows a schedule over chunks.
+  bool walks_chunks() const { return parts_.model->num_chunks() > 1 || is_pipelined(); }
   /// Among the ranks that share the global batch.
   int rank() const { return parts_.params->position().coordinate(Axis::dp); }
   int ranks() const { return parts_.params->position().extent(Axis::dp); }
@@ -158,6 +160,7 @@ class Trainer {
   bool begin_step(std::int64_t& stop_wish);
   void forward_backward();
   void reset_step_buffers();
+  void add_losses_of_layers();
   void reduce_over_ranks();
   /// Of the micro-batch of this number on this rank.
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
@@ -193,7 +196,8 @@ class Trainer {
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
-  TensorView losses_;
+  TensorView losses_;     // sums of the step
+  TensorView loss_rows_;  // of training: by layer, added up into losses_
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::unique_ptr<ExpertPlacer> placer_;          // with experts.place_every
@@ -202,7 +206,7 @@ class Trainer {
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
   ExchangeMeter exchange_meter_;
   std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
-  std::unique_ptr<Model::MicroBatch> activations_;  // without a pipeline
+  std::unique_ptr<Model::MicroBatch> activations_;  // without a schedule
   std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards
   std::unique_ptr<PipelineStep> pipeline_;          // of the phase
   std::unique_ptr<data::BlendedDataset> dataset_;

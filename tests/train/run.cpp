@@ -16,6 +16,7 @@
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/optimizer_config.h"
 #include "tests/support/catch.h"
 
@@ -123,7 +124,8 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
                                             mesh ? mesh->position() : MeshPosition());
-  model = std::make_unique<Model>(*params, model_options(config));
+  model = std::make_unique<Model>(
+      *params, model_options(config), stage_share(config, params->position()));
   if (auto sharding = state_sharding(config, *model)) {
     sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
     params->shard_state(*sharding);

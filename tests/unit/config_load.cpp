@@ -174,11 +174,6 @@ TEST_CASE("config: unknown keys lead to the right one") {
 }
 
 TEST_CASE("config: features that do not exist yet accept their default only") {
-  CHECK(report_of_override("parallel.order=horizontal").empty());
-  CHECK(
-      contains(report_of_override("parallel.order=vertical"),
-               "command line: parallel.order: found vertical: the vertical order is not available "
-               "in this version; allowed: horizontal"));
   CHECK(contains(report_of_override("memory.device_budget=24GiB"),
                  "a budget of device memory is not available in this version; allowed: null"));
   CHECK(contains(report_of_override("activations.residual_offload=true"), "allowed: false"));
