@@ -630,6 +630,15 @@ class Checker {
         add({"activations.recompute"},
             fmt::format("'{}' stands alone; remove it or the patterns", word));
     }
+    const bool leaves =
+        config_.activations.residual_offload || !config_.activations.offload.empty();
+    if (leaves && config_.parallel.pp > 1 &&
+        config_.parallel.schedule == PipelineSchedule::zero_bubble)
+      add({config_.activations.residual_offload ? "activations.residual_offload"
+                                                : "activations.offload",
+           "parallel.schedule"},
+          "zero_bubble keeps weight gradients for later, and activations that have left are not "
+          "there for them; allowed: no offload, or another schedule");
   }
 
   const Config& config_;

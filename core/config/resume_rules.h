@@ -117,6 +117,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"dispatch.chunks", OnResume::logged, "on a GPU, sums are formed in another order"},
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
+    {"activations.offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},
     {"experts.place_every", OnResume::logged, kOrder},
     {"experts.place_decay", OnResume::logged, kOrder},

@@ -125,8 +125,16 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
       .one_or_list()
       .default_is("[] (none)")
       .example("[selective, \"mlp.*\", \"attn.q\"]");
-  f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
-      .only_default("the offload of activations");
+  f("residual_offload",
+    &S::residual_offload,
+    "What layers hand on, the residual sum and its snapshots, waits in host memory from its use in "
+    "forward to its use in backward; copies go beside the computing, and the bits are the same.");
+  f("offload",
+    &S::offload,
+    "Name patterns of activations that wait in host memory likewise, of those that are kept.")
+      .one_or_list()
+      .default_is("[] (none)")
+      .example("[\"mlp_block.normed\", \"attn.*\"]");
 }
 
 void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {

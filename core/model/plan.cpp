@@ -295,7 +295,9 @@ ModelPlan make_plan(const config::Config& config) {
   plan.training_flops = times(3, plan.forward_flops);
   if (options.mtp) plan.mtp_flops = mtp_flops(plan, options, plan.sequence_length);
 
-  Activations activations(model, recompute_policy(config.activations));
+  RecomputePolicy policy = recompute_policy(config.activations);
+  policy.offload = {};  // all that is kept counts, wherever it is
+  Activations activations(model, policy);
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
   for (std::size_t l = 0; plan.activation_bytes && l < plan.layers.size(); ++l)
     plan.layers[l].activation_bytes =

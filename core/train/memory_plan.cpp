@@ -55,6 +55,8 @@ std::string MemoryPlan::table() const {
   for (const MemoryUse& use : lines)
     line(use.tag, use.bytes);
   line("sum", total());
+  for (const MemoryUse& use : host)
+    line(use.tag, use.bytes);
   return text;
 }
 
@@ -101,6 +103,9 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"exchange scratch", step.exchange});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back({"offloaded activations", step.offload});
+  if (step.offload_host > 0)
+    plan.host.push_back({"offloaded activations, host", step.offload_host});
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
   plan.parts.push_back({"bundles between chunks", step.bundles});

@@ -18,6 +18,8 @@ struct MemoryPlan {
   std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
   std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
+  std::vector<MemoryUse>
+      host;  ///< host memory, pinned for a GPU, in which tensors wait; none empty
   std::size_t total() const;
   /// Indented lines, largest part first, and the sum.
   std::string table() const;

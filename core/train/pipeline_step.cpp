@@ -48,9 +48,12 @@ void PipelineStep::make_slots() {
     const int chunk = static_cast<int>(i);
     const auto bytes = static_cast<std::int64_t>(parts_.model->slot_bytes(chunk));
     auto& slots = activations_.emplace_back();
-    for (int s = 0; s < executor_.slots(chunks[i]); ++s, begin += bytes)
-      slots.push_back(
-          parts_.model->make_micro_batch(parts_.slots.rows(begin, begin + bytes), chunk));
+    for (int s = 0; s < executor_.slots(chunks[i]); ++s, begin += bytes) {
+      const std::vector<TensorView> offloaded =
+          parts_.offloaded ? parts_.offloaded(chunk, s) : std::vector<TensorView>();
+      slots.push_back(parts_.model->make_micro_batch(
+          parts_.slots.rows(begin, begin + bytes), chunk, offloaded));
+    }
   }
 }
 

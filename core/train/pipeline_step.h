@@ -27,7 +27,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
     Stream::Mode mode = Stream::Mode::worker;
     pipeline::Schedule schedule;
     pipeline::BundlePlan bundles;
-    TensorView slots;            ///< u8 [StepMemory::slot]
+    TensorView slots;  ///< u8 [StepMemory::slot]
+    /// Memory of what is offloaded of a slot of a chunk of this stage; null: nothing is.
+    std::function<std::vector<TensorView>(int chunk, int slot)> offloaded;
     Arena* transient = nullptr;  ///< of passes that leave nothing behind
     /// One for each micro-batch between the two parts of a split backward: what the second part reads stays there.
     std::vector<Arena*> deferred;

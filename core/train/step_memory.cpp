@@ -47,6 +47,13 @@ std::size_t bytes_of_slots(const Model& model, const std::vector<int>& slots) {
   return bytes;
 }
 
+std::vector<TensorView> pretend_parts(const Model& model, int chunk, Device device) {
+  std::vector<TensorView> parts;
+  for (const std::size_t bytes : model.offloaded_parts(chunk))
+    parts.push_back(pretend({static_cast<std::int64_t>(bytes)}, DType::u8, device));
+  return parts;
+}
+
 // A chunk's passes, with bundles of somebody else.
 void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, bool with_backward) {
   const Device device = context.params.device();
@@ -54,7 +61,8 @@ void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, b
   const Shape shape{model.own_tokens(), model.options().hidden};
   const TensorView cur = pretend(shape, precision.compute, device),
                    gradient = pretend(shape, precision.stats, device);
-  Model::MicroBatch batch = model.make_micro_batch(slot, chunk);
+  Model::MicroBatch batch =
+      model.make_micro_batch(slot, chunk, pretend_parts(model, chunk, device));
   const std::vector<ConstTensorView> bank(static_cast<std::size_t>(model.snapshots_before(chunk)),
                                           cur);
   const std::vector<TensorView> dbank(static_cast<std::size_t>(model.snapshots_after(chunk)),
@@ -109,6 +117,10 @@ StepMemory measure_step(Model& model,
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = bytes_of_slots(model, extents.slots);
+  if (const auto offload = ActivationOffload::make(model, extents.passes)) {
+    memory.offload = offload->plan().device_bytes;
+    memory.offload_host = offload->plan().host_bytes;
+  }
   BackendOwner owner({.device = device,
                       .mode = Stream::Mode::dry,
                       .num_threads = num_threads,
@@ -139,7 +151,7 @@ StepMemory measure_step(Model& model,
                        losses,
                        optimizer != nullptr};
     if (extents.slots.empty()) {
-      Model::MicroBatch batch = model.make_micro_batch(slot);
+      Model::MicroBatch batch = model.make_micro_batch(slot, 0, pretend_parts(model, 0, device));
       model.forward(context, batch);
       if (optimizer != nullptr) model.backward(context, batch);
     } else {
@@ -194,6 +206,7 @@ StepMemory measure_run(const config::Config& config,
     const auto exchange = make_expert_exchange(
         config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
     std::vector<int> slots;
+    StepPasses passes = StepPasses::of_one_chunk();
     bool splits_backward = false;
     if (walks_chunks) {
       const pipeline::Schedule schedule =
@@ -205,8 +218,8 @@ StepMemory measure_run(const config::Config& config,
               params.precision(),
               phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
           stage);
-      for (const int c : schedule.placement.chunks_of(stage))
-        slots.push_back(needs.slots[static_cast<std::size_t>(c)]);
+      passes = StepPasses::of_schedule(schedule, needs, stage);
+      slots = passes.slots;
       most.bundles = std::max(most.bundles, needs.bytes);
       const int deferred =
           pipeline::count_slots(schedule).deferred[static_cast<std::size_t>(stage)];
@@ -225,6 +238,7 @@ StepMemory measure_run(const config::Config& config,
                                        .mtp = config.model.mtp.num_nextn_predict_layers > 0,
                                        .exchange = exchange.get(),
                                        .slots = slots,
+                                       .passes = passes,
                                        .splits_backward = splits_backward,
                                        .overlap = config.dispatch.overlap},
                                       policy,
@@ -234,6 +248,8 @@ StepMemory measure_run(const config::Config& config,
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);
+    most.offload = std::max(most.offload, m.offload);
+    most.offload_host = std::max(most.offload_host, m.offload_host);
   }
   return most;
 }

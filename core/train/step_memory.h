@@ -6,6 +6,7 @@
 #include "core/config/config.h"
 #include "core/data/document_bound.h"
 #include "core/model/model.h"
+#include "core/train/activation_offload.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
 
@@ -21,6 +22,9 @@ struct StepMemory {
   std::size_t deferred = 0;  ///< what one backward leaves for its second part
   int num_deferred = 0;      ///< how many of them there are at once
   std::size_t bundles = 0;   ///< what is received, and gradients in transit
+  // Of activations that leave:
+  std::size_t offload = 0;       ///< where they are while they are used
+  std::size_t offload_host = 0;  ///< their homes in host memory
 };
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
@@ -44,8 +48,9 @@ struct StepExtents {
   bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
   std::vector<int> slots;              ///< of a schedule, by the chunks here; else empty
-  bool splits_backward = false;        ///< weight gradients wait
-  bool overlap = false;                ///< exchanges have a stream of their own
+  StepPasses passes = StepPasses::of_one_chunk();
+  bool splits_backward = false;  ///< weight gradients wait
+  bool overlap = false;          ///< exchanges have a stream of their own
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running

@@ -54,6 +54,7 @@ Trainer::~Trainer() {
   try {
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
+    if (offloader_) offloader_->synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
 }
@@ -130,6 +131,11 @@ void Trainer::allocate() {
   for (int i = 0; i < memory_.num_deferred; ++i)
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  if (memory_.offload > 0)
+    offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
+  if (memory_.offload_host > 0)
+    offload_host_ =
+        make_host_buffer(memory_.offload_host, parts_.device, "offloaded activations, host");
   const DType stats = parts_.params->precision().stats;
   const std::int64_t rows = parts_.model->loss_rows();
   losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
@@ -212,8 +218,11 @@ void Trainer::enter_phase(const Phase& phase) {
   if (walks_chunks()) {
     place_pipeline(phase);
   } else {
+    place_offload(StepPasses::of_one_chunk());
     activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8),
+        0,
+        offload_ ? offload_->parts(*offloader_, 0, 0) : std::vector<TensorView>()));
   }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
@@ -239,6 +248,27 @@ void Trainer::enter_phase(const Phase& phase) {
                 static_cast<std::int64_t>(micro_batches_.size()));
 }
 
+void Trainer::place_offload(const StepPasses& passes) {
+  offloader_.reset();
+  offload_ = ActivationOffload::make(*parts_.model, passes);
+  if (!offload_) return;
+  const auto bytes = [](const Buffer& b) {
+    return b.bytes() == 0 ? TensorView()
+                          : b.view({static_cast<std::int64_t>(b.bytes())}, DType::u8);
+  };
+  offloader_ = std::make_unique<offload::Offloader>(
+      offload_->plan(),
+      offload::Offloader::Memory{bytes(offload_memory_), bytes(offload_host_)},
+      parts_.stream_mode,
+      parts_.offload_disturbance);
+}
+
+Trainer::OffloadTraffic Trainer::offload_traffic() const {
+  if (!offload_) return {};
+  const std::size_t rounds = pipeline_ ? 1 : micro_batches_.size();
+  return {offload_->plan().bytes_out * rounds, offload_->plan().bytes_in * rounds};
+}
+
 void Trainer::place_pipeline(const Phase& phase) {
   std::vector<Arena*> deferred;
   for (const auto& arena : deferred_)
@@ -247,15 +277,25 @@ void Trainer::place_pipeline(const Phase& phase) {
   const MeshPosition& position = parts_.params->position();
   const std::int64_t own_tokens =
       phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
+  pipeline::Schedule schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks()));
+  pipeline::BundlePlan bundles =
+      layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens);
+  const int stage = position.coordinate(Axis::pp);
+  place_offload(StepPasses::of_schedule(
+      schedule, pipeline::Executor::needs(schedule, bundles, stage), stage));
   pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
       .model = parts_.model,
       .params = parts_.params,
       .backend = &backend_->backend(),
       .comm = stages(),
       .mode = parts_.stream_mode,
-      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
-      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
+      .schedule = std::move(schedule),
+      .bundles = std::move(bundles),
       .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
+      .offloaded =
+          [this](int chunk, int slot) {
+            return offload_ ? offload_->parts(*offloader_, chunk, slot) : std::vector<TensorView>();
+          },
       .transient = transient_.get(),
       .deferred = deferred,
       .context =
@@ -415,7 +455,8 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .gradients_final = {},
           .choices = choices_,
           .micro_batch = static_cast<std::int64_t>(
-              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch)};
+              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
+          .offload = offloader_.get()};
 }
 
 StepStats Trainer::step() {
@@ -673,6 +714,7 @@ double Trainer::loss_of(const data::Batch& batch) {
   RunContext c = training_context(0, *transient_, at_once_);
   c.training = false;
   c.choices = nullptr;
+  c.offload = nullptr;
   c.losses = losses_;
   if (pipeline_) {
     pipeline_->evaluate(c);

@@ -13,6 +13,7 @@
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/activation_offload.h"
 #include "core/train/batch_counts.h"
 #include "core/train/evaluation.h"
 #include "core/train/expert_exchange.h"
@@ -74,7 +75,8 @@ class Trainer {
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
-    KernelPath path = KernelPath::automatic;  ///< CUDA only; for comparisons
+    KernelPath path = KernelPath::automatic;   ///< CUDA only; for comparisons
+    offload::Disturbance offload_disturbance;  ///< for tests
   };
   explicit Trainer(Parts parts);
   ~Trainer();
@@ -111,6 +113,11 @@ class Trainer {
   void weights_were_loaded();
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
+  /// Bytes of activations that a step copies to host memory, and as many back or more.
+  struct OffloadTraffic {
+    std::size_t out = 0, in = 0;
+  };
+  OffloadTraffic offload_traffic() const;
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
   /// Of every data set, over all steps of the run; a function of the step and the configuration.
@@ -145,6 +152,7 @@ class Trainer {
   void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
   void place_pipeline(const Phase& phase);
+  void place_offload(const StepPasses& passes);
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
@@ -195,6 +203,7 @@ class Trainer {
   std::unique_ptr<StepTimer> timer_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
+  Buffer offload_memory_, offload_host_;
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
   TensorView losses_;     // sums of the step
   TensorView loss_rows_;  // of training: by layer, added up into losses_
@@ -205,7 +214,9 @@ class Trainer {
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
   ExchangeMeter exchange_meter_;
-  std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
+  std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
+  std::optional<ActivationOffload> offload_;  // of the phase
+  std::unique_ptr<offload::Offloader> offloader_;
   std::unique_ptr<Model::MicroBatch> activations_;  // without a schedule
   std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards
   std::unique_ptr<PipelineStep> pipeline_;          // of the phase

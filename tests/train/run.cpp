@@ -119,7 +119,11 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
   return config::load_config_text(yaml, "hybrid.yaml", overrides).config;
 }
 
-Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
+Run::Run(const config::Config& c,
+         Communicator* world,
+         Stream::Mode mode,
+         Device device,
+         const offload::Disturbance& disturbance)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
@@ -144,7 +148,8 @@ Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device
                      .valid = data::open_tokens(config.data.train, config),
                      .device = device,
                      .recompute = recompute_policy(config.activations),
-                     .stream_mode = mode});
+                     .stream_mode = mode,
+                     .offload_disturbance = disturbance});
 }
 
 std::vector<StepStats> Run::steps(int n) {

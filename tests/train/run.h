@@ -27,7 +27,8 @@ class Run {
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
-               Device device = kCpu);
+               Device device = kCpu,
+               const offload::Disturbance& disturbance = {});
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
