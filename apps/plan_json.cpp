@@ -102,15 +102,20 @@ Json phases(const ModelPlan& plan) {
 
 Json rank_memory(const std::optional<MemoryPlan>& rank) {
   if (!rank) return nullptr;
-  Json parts;
+  Json parts, host = Json::object();
   for (const MemoryUse& use : rank->parts)
     parts[use.tag] = use.bytes;
+  for (const MemoryUse& use : rank->host)
+    host[use.tag] = use.bytes;
   return {{"ranks", rank->ranks},
           {"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
           {"parts", parts},
           {"communication", rank->communication},
           {"runtime_estimate", rank->runtime},
-          {"total", rank->total()}};
+          {"total", rank->total()},
+          {"host", host},
+          {"activations_out_per_step", rank->activations_out},
+          {"activations_in_per_step", rank->activations_in}};
 }
 
 Json context_json(const ContextPlan& plan) {

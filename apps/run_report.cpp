@@ -124,6 +124,10 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.skipped = stats.skipped;
   record.experts = stats.experts;
   record.exchange = stats.exchange;
+  if (stats.activations_out > 0) {
+    record.activations_out = stats.activations_out;
+    record.activations_in = stats.activations_in;
+  }
   for (const auto& [last_step, flops] : phase_flops_) {
     if (stats.step > last_step) continue;
     record.flops = flops * static_cast<double>(stats.tokens);

@@ -57,6 +57,10 @@ std::string MemoryPlan::table() const {
   line("sum", total());
   for (const MemoryUse& use : host)
     line(use.tag, use.bytes);
+  if (activations_out > 0) {
+    line("  a step copies out", activations_out);
+    line("  and back", activations_in);
+  }
   return text;
 }
 
@@ -106,6 +110,8 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"offloaded activations", step.offload});
   if (step.offload_host > 0)
     plan.host.push_back({"offloaded activations, host", step.offload_host});
+  plan.activations_out = step.offload_out;
+  plan.activations_in = step.offload_in;
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
   plan.parts.push_back({"bundles between chunks", step.bundles});

@@ -20,6 +20,7 @@ struct MemoryPlan {
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
   std::vector<MemoryUse>
       host;  ///< host memory, pinned for a GPU, in which tensors wait; none empty
+  std::size_t activations_out = 0, activations_in = 0;  ///< bytes that a step copies there and back
   std::size_t total() const;
   /// Indented lines, largest part first, and the sum.
   std::string table() const;

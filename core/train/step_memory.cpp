@@ -120,6 +120,9 @@ StepMemory measure_step(Model& model,
   if (const auto offload = ActivationOffload::make(model, extents.passes)) {
     memory.offload = offload->plan().device_bytes;
     memory.offload_host = offload->plan().host_bytes;
+    const auto rounds = static_cast<std::size_t>(extents.rounds);
+    memory.offload_out = rounds * offload->plan().bytes_out;
+    memory.offload_in = rounds * offload->plan().bytes_in;
   }
   BackendOwner owner({.device = device,
                       .mode = Stream::Mode::dry,
@@ -226,23 +229,25 @@ StepMemory measure_run(const config::Config& config,
       splits_backward = deferred > 0;
       most.num_deferred = std::max(most.num_deferred, deferred);
     }
-    const StepMemory m = measure_step(model,
-                                      params,
-                                      optimizer,
-                                      device,
-                                      static_cast<int>(config.run.threads),
-                                      {.tokens = phase.micro_batch_tokens(),
-                                       .sequence = phase.sequence_length,
-                                       .step_tokens = phase.step_tokens(),
-                                       .most_documents = most_documents,
-                                       .mtp = config.model.mtp.num_nextn_predict_layers > 0,
-                                       .exchange = exchange.get(),
-                                       .slots = slots,
-                                       .passes = passes,
-                                       .splits_backward = splits_backward,
-                                       .overlap = config.dispatch.overlap},
-                                      policy,
-                                      path);
+    const StepMemory m =
+        measure_step(model,
+                     params,
+                     optimizer,
+                     device,
+                     static_cast<int>(config.run.threads),
+                     {.tokens = phase.micro_batch_tokens(),
+                      .sequence = phase.sequence_length,
+                      .step_tokens = phase.step_tokens(),
+                      .most_documents = most_documents,
+                      .mtp = config.model.mtp.num_nextn_predict_layers > 0,
+                      .exchange = exchange.get(),
+                      .slots = slots,
+                      .passes = passes,
+                      .rounds = walks_chunks ? 1 : phase.micro_batches(position.extent(Axis::dp)),
+                      .splits_backward = splits_backward,
+                      .overlap = config.dispatch.overlap},
+                     policy,
+                     path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.exchange = std::max(most.exchange, m.exchange);
     most.transient = std::max(most.transient, m.transient);
@@ -250,6 +255,8 @@ StepMemory measure_run(const config::Config& config,
     most.deferred = std::max(most.deferred, m.deferred);
     most.offload = std::max(most.offload, m.offload);
     most.offload_host = std::max(most.offload_host, m.offload_host);
+    most.offload_out = std::max(most.offload_out, m.offload_out);
+    most.offload_in = std::max(most.offload_in, m.offload_in);
   }
   return most;
 }

@@ -23,8 +23,9 @@ struct StepMemory {
   int num_deferred = 0;      ///< how many of them there are at once
   std::size_t bundles = 0;   ///< what is received, and gradients in transit
   // Of activations that leave:
-  std::size_t offload = 0;       ///< where they are while they are used
-  std::size_t offload_host = 0;  ///< their homes in host memory
+  std::size_t offload = 0;                      ///< where they are while they are used
+  std::size_t offload_host = 0;                 ///< their homes in host memory
+  std::size_t offload_out = 0, offload_in = 0;  ///< bytes that a step copies there and back
 };
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
@@ -49,6 +50,7 @@ struct StepExtents {
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
   std::vector<int> slots;              ///< of a schedule, by the chunks here; else empty
   StepPasses passes = StepPasses::of_one_chunk();
+  std::int64_t rounds = 1;       ///< how often a step makes the passes
   bool splits_backward = false;  ///< weight gradients wait
   bool overlap = false;          ///< exchanges have a stream of their own
 };

@@ -133,9 +133,7 @@ void Trainer::allocate() {
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
   if (memory_.offload > 0)
     offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
-  if (memory_.offload_host > 0)
-    offload_host_ =
-        make_host_buffer(memory_.offload_host, parts_.device, "offloaded activations, host");
+  allocate_offload_host();
   const DType stats = parts_.params->precision().stats;
   const std::int64_t rows = parts_.model->loss_rows();
   losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
@@ -163,6 +161,23 @@ void Trainer::allocate() {
     bytes += padded(parts_.params->buffer(named.moe->counts()).bytes()) +
              padded(parts_.params->buffer(named.moe->bias()).bytes());
   host_results_ = make_host_buffer(bytes, parts_.device, "results, host");
+}
+
+void Trainer::allocate_offload_host() {
+  if (memory_.offload_host == 0) return;
+  try {
+    offload_host_ =
+        make_host_buffer(memory_.offload_host, parts_.device, "offloaded activations, host");
+  } catch (const ResourceError& e) {
+    throw ResourceError(fmt::format(
+        "activations that wait in host memory need {:.1f} GiB of {}host memory for this rank, "
+        "which "
+        "are not to be had ({}). Less takes: activations.recompute: [full], smaller or fewer "
+        "micro-batches, fewer names in activations.offload, or residual_offload: false",
+        static_cast<double>(memory_.offload_host) / (1024.0 * 1024 * 1024),
+        parts_.device.kind == Device::Kind::cuda ? "pinned " : "",
+        e.what()));
+  }
 }
 
 // For the phase that needs most, so that nothing is allocated once training has begun.
@@ -565,6 +580,8 @@ StepStats Trainer::finish_step() {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
+  stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
+  stats.activations_in = static_cast<std::int64_t>(offload_traffic().in);
   return stats;
 }
 

@@ -47,6 +47,8 @@ struct StepStats {
   std::vector<ExpertLoad> experts;
   std::vector<LayerExchange> exchange;  ///< of this rank, in steps with details
   std::vector<ExpertsMoved> moved;      ///< after the step, by experts.place_every
+  /// Bytes of activations that this rank copied to host memory and back.
+  std::int64_t activations_out = 0, activations_in = 0;
 };
 
 /// What a data set has given to the steps so far.
@@ -149,6 +151,7 @@ class Trainer {
   std::string data_order() const;
   void allocate();
   void allocate_batches();
+  void allocate_offload_host();
   void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
   void place_pipeline(const Phase& phase);

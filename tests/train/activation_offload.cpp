@@ -157,7 +157,7 @@ TEST_CASE("train: what is offloaded takes less of the device, as planned") {
   // What is planned is what a run allocates.
   const config::Config config = hybrid_config(with(base, kEverything));
   Run run(config);
-  run.step();
+  const StepStats stats = run.step();
   const MemoryPlan planned = plan_memory(config, kCpu, run.params->precision(), {}, 1);
   CHECK(bytes_of(planned.parts, "offloaded activations") == run.trainer->memory().offload);
   CHECK(bytes_of(planned.host, "offloaded activations, host") ==
@@ -167,6 +167,10 @@ TEST_CASE("train: what is offloaded takes less of the device, as planned") {
   // Everything goes out once, and comes back for backward at least.
   const Trainer::OffloadTraffic traffic = run.trainer->offload_traffic();
   CHECK(traffic.out == run.trainer->memory().offload_host);
+  CHECK(traffic.out == planned.activations_out);
+  CHECK(traffic.in == planned.activations_in);
+  CHECK(stats.activations_out == static_cast<std::int64_t>(traffic.out));
+  CHECK(stats.activations_in == static_cast<std::int64_t>(traffic.in));
   CHECK(traffic.in >= traffic.out);
 }
 

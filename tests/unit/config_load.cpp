@@ -176,7 +176,6 @@ TEST_CASE("config: unknown keys lead to the right one") {
 TEST_CASE("config: features that do not exist yet accept their default only") {
   CHECK(contains(report_of_override("memory.device_budget=24GiB"),
                  "a budget of device memory is not available in this version; allowed: null"));
-  CHECK(contains(report_of_override("activations.residual_offload=true"), "allowed: false"));
   CHECK(contains(report_of_override("experts.offload=full"), "allowed: none"));
 }
 
