@@ -137,6 +137,8 @@ Json rank_memory(const std::optional<MemoryPlan>& rank) {
           {"total", rank->total()},
           {"host_parts", by_tag(rank->host)},
           {"file_parts", by_tag(rank->file)},
+          {"activations_out_per_step", rank->activations_out},
+          {"activations_in_per_step", rank->activations_in},
           {"experts", tiers_json(*rank)}};
 }
 

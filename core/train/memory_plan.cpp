@@ -97,6 +97,10 @@ std::string MemoryPlan::table() const {
   for (const Row& r : rows)
     line(r);
   line(sum);
+  if (activations_out > 0)
+    text += fmt::format("  a step copies {} of activations to host memory and {} back\n",
+                        size(activations_out),
+                        size(activations_in));
   return text;
 }
 
@@ -157,10 +161,14 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   plan.parts.push_back({"exchange scratch", step.exchange});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back({"offloaded activations", step.offload});
+  if (step.offload_host > 0) plan.host.push_back({"offloaded activations", step.offload_host});
+  plan.activations_out = step.offload_out;
+  plan.activations_in = step.offload_in;
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
-  plan.parts.push_back({"pipeline bundles", step.bundles});
-  plan.parts.push_back({"losses", kNumLosses * 8});
+  plan.parts.push_back({"bundles between chunks", step.bundles});
+  plan.parts.push_back({"losses", losses_bytes(model)});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
   if (run.device.kind == Device::Kind::cuda) {
@@ -170,7 +178,8 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   if (tiers && params.tiers() != nullptr) {
     result.groups = params.tier_groups(tiers->state_kinds);
     plan.tiers = tiers;
-    plan.host = params.tiers()->host_use();
+    const auto host = params.tiers()->host_use();
+    plan.host.insert(plan.host.end(), host.begin(), host.end());
     plan.file = params.tiers()->file_use();
     if (!tiers->groups.empty()) plan.tier_parts = tier_parts(result.groups, *tiers);
   }

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "core/base/activity.h"
-#include "core/model/pipeline_plan.h"
 #include "core/nn/expert_tiers.h"
 #include "core/train/balance_update.h"
 #include "core/train/store_ids.h"
@@ -57,6 +56,7 @@ Trainer::~Trainer() {
   try {
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
+    if (offloader_) offloader_->synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
 }
@@ -133,9 +133,14 @@ void Trainer::allocate() {
   for (int i = 0; i < memory_.num_deferred; ++i)
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  if (memory_.offload > 0)
+    offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
+  allocate_offload_host();
   const DType stats = parts_.params->precision().stats;
-  losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
+  const std::int64_t rows = parts_.model->loss_rows();
+  losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
+  loss_rows_ = losses_memory_.view({rows, kNumLosses}, stats, kNumLosses * 8);
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
@@ -219,11 +224,14 @@ void Trainer::enter_phase(const Phase& phase) {
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  if (is_pipelined()) {
+  if (walks_chunks()) {
     place_pipeline(phase);
   } else {
+    place_offload(StepPasses::of_one_chunk());
     activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8),
+        0,
+        offload_ ? offload_->parts(*offloader_, 0, 0) : std::vector<TensorView>()));
   }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
@@ -250,32 +258,6 @@ void Trainer::enter_phase(const Phase& phase) {
   choose_balanced(phase);
   place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
                 static_cast<std::int64_t>(micro_batches_.size()));
-}
-
-void Trainer::place_pipeline(const Phase& phase) {
-  std::vector<Arena*> deferred;
-  for (const auto& arena : deferred_)
-    deferred.push_back(arena.get());
-  const PipelineLayout layout = pipeline_layout(*parts_.config);
-  const MeshPosition& position = parts_.params->position();
-  const std::int64_t own_tokens =
-      phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
-  pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
-      .model = parts_.model,
-      .params = parts_.params,
-      .backend = &backend_->backend(),
-      .comm = stages(),
-      .mode = parts_.stream_mode,
-      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
-      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
-      .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
-      .transient = transient_.get(),
-      .deferred = deferred,
-      .context =
-          [this](int micro_batch, Arena& arena, WeightGradients& gradients) {
-            return training_context(static_cast<std::size_t>(micro_batch), arena, gradients);
-          },
-      .timer = timer_.get()});
 }
 
 // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
@@ -378,6 +360,7 @@ void Trainer::reset_step_buffers() {
   parts_.params->zero_grads(stream);
   if (ExpertTiers* tiers = parts_.params->tiers()) tiers->begin_step();
   zero_tensor(losses_, stream);
+  zero_tensor(loss_rows_, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step) continue;
@@ -393,7 +376,14 @@ void Trainer::reset_step_buffers() {
   if (reduction_) reduction_->begin();
 }
 
+// Layer by layer: the same bits in any order of layers and micro-batches.
+void Trainer::add_losses_of_layers() {
+  for (std::int64_t row = 0; row < loss_rows_.dim(0); ++row)
+    run(backend_->backend(), Accumulate{.y = losses_, .x = loss_row(loss_rows_, row)});
+}
+
 void Trainer::reduce_over_ranks() {
+  add_losses_of_layers();
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
@@ -423,12 +413,13 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .weight_gradients = gradients,
           .sequence = micro_batches_[micro_batch]->sequence(),
           .step_scalars = parts_.optimizer->scalars(),
-          .losses = losses_,
+          .losses = loss_rows_,
           .training = true,
           .gradients_final = {},
           .choices = choices_,
           .micro_batch = static_cast<std::int64_t>(
-              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch)};
+              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
+          .offload = offloader_.get()};
 }
 
 StepStats Trainer::step() {
@@ -543,6 +534,8 @@ StepStats Trainer::finish_step() {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
+  stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
+  stats.activations_in = static_cast<std::int64_t>(offload_traffic().in);
   return stats;
 }
 
@@ -692,9 +685,11 @@ double Trainer::loss_of(const data::Batch& batch) {
   RunContext c = training_context(0, *transient_, at_once_);
   c.training = false;
   c.choices = nullptr;
+  c.offload = nullptr;
+  c.losses = losses_;
   if (pipeline_) {
     pipeline_->evaluate(c);
-    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+    if (is_pipelined()) stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
   } else {
     parts_.model->forward(c, *activations_);
   }
