@@ -5,10 +5,12 @@
 namespace moesaic {
 namespace {
 
-void check_row_count(const ConstTensorView& row_count) {
-  if (row_count.empty()) return;
-  MOESAIC_CHECK(row_count.numel() == 1, "row_count must hold one element");
-  check_dtype(row_count, DType::i32, "row_count");
+void check_rows(const ConstTensorView& first_row, const ConstTensorView& row_count) {
+  for (const ConstTensorView& row : {first_row, row_count}) {
+    if (row.empty()) continue;
+    MOESAIC_CHECK(row.numel() == 1, "first_row and row_count must hold one element");
+    check_dtype(row, DType::i32, "first_row and row_count");
+  }
 }
 
 void check_activation(const GluActivation& a) {
@@ -22,7 +24,7 @@ void GluForward::check() const {
   MOESAIC_CHECK(h.rank() == 2, "h must be [rows, width]");
   check_shape(gate_up, {h.dim(0), 2 * h.dim(1)}, "gate_up");
   check_dtype(gate_up, h.dtype(), "gate_up");
-  check_row_count(row_count);
+  check_rows(first_row, row_count);
   check_activation(activation);
 }
 
@@ -43,7 +45,7 @@ void GluBackward::check() const {
   }
   MOESAIC_CHECK(!weight_h || (!row_weight.empty() && !h.empty()),
                 "weight_h needs row_weight and h");
-  check_row_count(row_count);
+  check_rows(first_row, row_count);
   check_activation(activation);
 }
 

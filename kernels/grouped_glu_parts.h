@@ -17,6 +17,7 @@ inline GluForward activation_of(const GroupedGluForward& op, const ConstTensorVi
   return {.h = op.h,
           .gate_up = gate_up,
           .row_count = rows_in_use(op.offsets),
+          .first_row = first_row(op.offsets),
           .activation = op.activation};
 }
 
@@ -36,6 +37,7 @@ inline GluBackward activation_of(const GroupedGluBackward& op) {
           .gate_up = op.gate_up,
           .row_weight = op.row_weight,
           .row_count = rows_in_use(op.offsets),
+          .first_row = first_row(op.offsets),
           .activation = op.activation,
           .weight_h = op.weight_h};
 }

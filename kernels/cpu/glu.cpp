@@ -48,10 +48,18 @@ struct SituGlu {
   A b1, b2, inv1, inv2;
 };
 
-std::int64_t used_rows(std::int64_t bound, const ConstTensorView& row_count) {
-  if (row_count.empty()) return bound;
-  const std::int64_t rows = row_count.as<std::int32_t>()[0];
-  MOESAIC_CHECK(0 <= rows && rows <= bound, "row_count outside the rows");
+struct Rows {
+  std::int64_t begin, end;
+  std::int64_t count() const { return end - begin; }
+};
+template <class Op>
+Rows used_rows(std::int64_t bound, const Op& op) {
+  const auto value = [](const ConstTensorView& row, std::int64_t otherwise) {
+    return row.empty() ? otherwise : std::int64_t{row.template as<std::int32_t>()[0]};
+  };
+  const Rows rows{value(op.first_row, 0), value(op.row_count, bound)};
+  MOESAIC_CHECK(0 <= rows.begin && rows.begin <= rows.end && rows.end <= bound,
+                "first_row and row_count outside the rows");
   return rows;
 }
 
@@ -62,18 +70,17 @@ void forward(ThreadPool& pool, const GluForward& op) {
   const Act<A> act(op.activation);
   const T* in = op.gate_up.as<T>();
   T* out = op.h.as<T>();
-  pool.parallel_for(used_rows(op.h.dim(0), op.row_count),
-                    cpu::row_grain(width),
-                    [&](std::int64_t begin, std::int64_t end) {
-                      for (std::int64_t t = begin; t < end; ++t) {
-                        const T* g = in + 2 * t * width;
-                        const T* u = g + width;
-                        T* h = out + t * width;
+  const Rows rows = used_rows(op.h.dim(0), op);
+  pool.parallel_for(rows.count(), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = rows.begin + begin; t < rows.begin + end; ++t) {
+      const T* g = in + 2 * t * width;
+      const T* u = g + width;
+      T* h = out + t * width;
 #pragma omp simd
-                        for (std::int64_t c = 0; c < width; ++c)
-                          h[c] = T(act.value(static_cast<A>(g[c]), static_cast<A>(u[c])));
-                      }
-                    });
+      for (std::int64_t c = 0; c < width; ++c)
+        h[c] = T(act.value(static_cast<A>(g[c]), static_cast<A>(u[c])));
+    }
+  });
 }
 
 // kWithH is a template parameter because a store under a condition keeps the loop from being vectorised.
@@ -84,35 +91,33 @@ void backward(ThreadPool& pool, const GluBackward& op) {
   const Act<A> act(op.activation);
   const A* weight = op.row_weight.as<A>();
   A* dweight = op.drow_weight.as<A>();
-  pool.parallel_for(used_rows(op.dh.dim(0), op.row_count),
-                    cpu::row_grain(width),
-                    [&](std::int64_t begin, std::int64_t end) {
-                      for (std::int64_t t = begin; t < end; ++t) {
-                        const Act<A> f =
-                            act;  // a copy that no store can change, so that the loop is vectorised
-                        const T* g = op.gate_up.as<T>() + 2 * t * width;
-                        const T* u = g + width;
-                        T* dg = op.dgate_up.as<T>() + 2 * t * width;
-                        T* du = dg + width;
-                        const T* r = op.dh.as<T>() + t * width;
-                        T* h = kWithH ? op.h.as<T>() + t * width : nullptr;
-                        const A w = weight == nullptr ? A(1) : weight[t];
-                        const A h_factor = op.weight_h ? w : A(1);
-                        A sum = 0;
+  const Rows rows = used_rows(op.dh.dim(0), op);
+  pool.parallel_for(rows.count(), cpu::row_grain(width), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = rows.begin + begin; t < rows.begin + end; ++t) {
+      const Act<A> f = act;  // a copy that no store can change, so that the loop is vectorised
+      const T* g = op.gate_up.as<T>() + 2 * t * width;
+      const T* u = g + width;
+      T* dg = op.dgate_up.as<T>() + 2 * t * width;
+      T* du = dg + width;
+      const T* r = op.dh.as<T>() + t * width;
+      T* h = kWithH ? op.h.as<T>() + t * width : nullptr;
+      const A w = weight == nullptr ? A(1) : weight[t];
+      const A h_factor = op.weight_h ? w : A(1);
+      A sum = 0;
       // Per column everything is read before it is written, so that outputs may lie on inputs.
 #pragma omp simd reduction(+ : sum)
-                        for (std::int64_t c = 0; c < width; ++c) {
-                          A value, d_gate, d_up;
-                          f.point(static_cast<A>(g[c]), static_cast<A>(u[c]), value, d_gate, d_up);
-                          const A grad = static_cast<A>(r[c]);
-                          sum += grad * value;
-                          dg[c] = T(w * grad * d_gate);
-                          du[c] = T(w * grad * d_up);
-                          if constexpr (kWithH) h[c] = T(h_factor * value);
-                        }
-                        if (dweight != nullptr) dweight[t] = sum;
-                      }
-                    });
+      for (std::int64_t c = 0; c < width; ++c) {
+        A value, d_gate, d_up;
+        f.point(static_cast<A>(g[c]), static_cast<A>(u[c]), value, d_gate, d_up);
+        const A grad = static_cast<A>(r[c]);
+        sum += grad * value;
+        dg[c] = T(w * grad * d_gate);
+        du[c] = T(w * grad * d_up);
+        if constexpr (kWithH) h[c] = T(h_factor * value);
+      }
+      if (dweight != nullptr) dweight[t] = sum;
+    }
+  });
 }
 
 }  // namespace

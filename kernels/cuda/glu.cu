@@ -10,25 +10,37 @@ using namespace cuda;  // NOLINT(google-build-using-namespace): device helpers
 
 constexpr int kThreads = 128;
 
-// A count beyond the bound is a bug of what wrote it; the stream fails, as it does on the CPU.
-__device__ __forceinline__ std::int64_t used_rows(std::int64_t bound,
-                                                  const std::int32_t* row_count) {
-  if (row_count == nullptr) return bound;
-  const std::int64_t rows = *row_count;
-  if (rows < 0 || rows > bound) __trap();
-  return rows;
+// Where the rows are; null: the first, all. What lies outside the bound is a bug of what wrote it; the stream fails, as it
+// does on the CPU.
+struct RowRange {
+  const std::int32_t* first_row;
+  const std::int32_t* row_count;
+  std::int64_t bound;
+
+  struct Rows {
+    std::int64_t begin, end;
+  };
+  __device__ __forceinline__ Rows read() const {
+    const Rows rows{first_row == nullptr ? 0 : *first_row,
+                    row_count == nullptr ? bound : *row_count};
+    if (rows.begin < 0 || rows.begin > rows.end || rows.end > bound) __trap();
+    return rows;
+  }
+};
+template <class Op>
+RowRange range_of(const Op& op, std::int64_t bound) {
+  return {
+      op.first_row.template as<std::int32_t>(), op.row_count.template as<std::int32_t>(), bound};
 }
 
 // No pointer is __restrict__: results may lie on operands; each thread reads what it overwrites itself.
 template <class T, class A, class Act, int N>
-__global__ void __launch_bounds__(kThreads) forward_kernel(T* h,
-                                                           const T* gate_up,
-                                                           const std::int32_t* row_count,
-                                                           std::int64_t bound,
-                                                           std::int64_t width,
-                                                           Act act) {
-  const std::int64_t per_row = width / N, items = used_rows(bound, row_count) * per_row;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items;
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(T* h, const T* gate_up, RowRange range, std::int64_t width, Act act) {
+  const auto rows = range.read();
+  const std::int64_t per_row = width / N, items = rows.end * per_row;
+  for (std::int64_t i = rows.begin * per_row + std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+       i < items;
        i += std::int64_t{gridDim.x} * kThreads) {
     const std::int64_t t = i / per_row, c = (i - t * per_row) * N;
     const T* gate = gate_up + 2 * t * width + c;
@@ -44,8 +56,8 @@ struct Backward {
   const T* dh;
   const T* gate_up;
   const A* row_weight;
-  const std::int32_t* row_count;
-  std::int64_t bound, width;
+  RowRange range;
+  std::int64_t width;
   bool weight_h;
 };
 
@@ -71,8 +83,9 @@ __device__ __forceinline__ A sum_of_classes(A of_class) {
 template <class T, class A, class Act, int N, int PerRow>
 __global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T, A> p, Act act) {
   constexpr int kRows = kThreads / PerRow;
-  const std::int64_t rows = used_rows(p.bound, p.row_count);
-  for (std::int64_t t = std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow; t < rows;
+  const auto rows = p.range.read();
+  for (std::int64_t t = rows.begin + std::int64_t{blockIdx.x} * kRows + threadIdx.x / PerRow;
+       t < rows.end;
        t += std::int64_t{gridDim.x} * kRows) {
     const T* gate = p.gate_up + 2 * t * p.width;
     T* dgate = p.dgate_up + 2 * t * p.width;
@@ -122,8 +135,7 @@ void forward(const CudaContext& context, const GluForward& op) {
         forward_kernel<device_t<T>, acc_t<T>, Act, N>
             <<<grid, kThreads, 0, native_stream(context)>>>(device_data<T>(op.h),
                                                             device_data<T>(op.gate_up),
-                                                            op.row_count.as<std::int32_t>(),
-                                                            rows,
+                                                            range_of(op, rows),
                                                             width,
                                                             Act(op.activation));
       });
@@ -140,8 +152,7 @@ void backward(const CudaContext& context, const GluBackward& op) {
                                    device_data<T>(op.dh),
                                    device_data<T>(op.gate_up),
                                    op.row_weight.as<A>(),
-                                   op.row_count.as<std::int32_t>(),
-                                   rows,
+                                   range_of(op, rows),
                                    width,
                                    op.weight_h};
   with_vector<kWide<T>>(

@@ -3,7 +3,8 @@
 // loads half of the k side for both.
 //
 // The last stage of an expert's rows may hold rows of the next expert, or memory that nobody wrote: they are overwritten with
-// zeros in shared memory before they are multiplied.
+// zeros in shared memory before they are multiplied. An expert's rows are one sum, never split, in blocks from its first row
+// on, so that its bits do not depend on which other experts the call has.
 #include "kernels/cuda/grouped_gemm_tiled.h"
 #include "kernels/cuda/grouped_ring.cuh"
 #include "kernels/cuda/tensor_map.h"

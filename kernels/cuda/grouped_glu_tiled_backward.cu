@@ -111,12 +111,13 @@ struct FinishBackward {
 template <int kClasses>
 __global__ void __launch_bounds__(128) sum_parts_kernel(float* sums,
                                                         const float* parts,
+                                                        const std::int32_t* first_row,
                                                         const std::int32_t* row_count,
                                                         std::int64_t groups) {
   constexpr int kRows = 128 / kClasses;
-  const std::int64_t rows = *row_count;
+  const std::int64_t rows = *row_count;  // up to there; rows before the first have no parts
   const int of_row = static_cast<int>(threadIdx.x) % kClasses;
-  for (std::int64_t base = std::int64_t{blockIdx.x} * kRows; base < rows;
+  for (std::int64_t base = *first_row + std::int64_t{blockIdx.x} * kRows; base < rows;
        base += std::int64_t{gridDim.x} * kRows) {
     const std::int64_t t = base + threadIdx.x / kClasses;
     float x = 0;
@@ -136,11 +137,12 @@ __global__ void __launch_bounds__(128) sum_parts_kernel(float* sums,
 
 void sum_parts(const CudaContext& context, const GroupedGluBackward& op, const float* parts) {
   const std::int64_t width = op.h.dim(1), groups = groups_of(width);
+  const auto* first = first_row(op.offsets).as<std::int32_t>();
   const auto* count = rows_in_use(op.offsets).as<std::int32_t>();
   const auto run = [&]<int kClasses>(std::integral_constant<int, kClasses>) {
     const unsigned grid = grid_for(context, (op.h.dim(0) * kClasses + 127) / 128, 16);
     sum_parts_kernel<kClasses><<<grid, 128, 0, native_stream(context)>>>(
-        op.drow_weight.as<float>(), parts, count, groups);
+        op.drow_weight.as<float>(), parts, first, count, groups);
   };
   if (row_classes(width, kPiece) == 4) {
     run(std::integral_constant<int, 4>{});

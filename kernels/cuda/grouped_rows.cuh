@@ -5,7 +5,9 @@
 // so that a tile can have any multiple of 16 rows up to 256 and few rows do not waste the tensor cores. A pair of blocks (a
 // cluster) takes the same rows and neighbouring 128 outputs; each loads half of the rows' operand for both (multicast).
 //
-// Rows behind a tile's last one belong to the next expert or to nobody: they reach result rows that are not stored.
+// Rows behind a tile's last one belong to the next expert, of this call or of another, or to nobody: they reach result rows
+// that are not stored. The height of tiles follows from the call's rows and experts, and decides how many stages there are
+// and how wide wgmma is, not in which order an element is summed.
 #include "kernels/cuda/grouped_gemm_tiled.h"
 #include "kernels/cuda/grouped_ring.cuh"
 #include "kernels/cuda/tensor_map.h"

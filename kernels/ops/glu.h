@@ -16,12 +16,14 @@ struct GluActivation {
 ///
 ///   gate_up    [rows, 2 width]  f64 | f32 | bf16: gates in columns [0, width), ups in [width, 2 width)
 ///   h          [rows, width]    the type of gate_up
-///   row_count  [1] i32          optional, read inside the stream: rows from it on are neither read nor written
+///   first_row, row_count  [1] i32 each, optional, read inside the stream: rows before first_row and from row_count on are
+///                                    neither read nor written
 struct GluForward {
   static constexpr const char* kName = "glu_forward";
   TensorView h{};
   ConstTensorView gate_up{};
   ConstTensorView row_count{};
+  ConstTensorView first_row{};
   GluActivation activation{};
 
   void check() const;
@@ -36,6 +38,7 @@ struct GluForward {
 ///   drow_weight  [rows] acc_t     optional, needs row_weight: dw_t = <r_t, h_t>, overwritten
 ///   h            [rows, width]    optional: the recomputed h, or w_t h_t with `weight_h` (operand of the gradient of the
 ///                                 down projection); may alias dh
+///   first_row, row_count          as in GluForward
 struct GluBackward {
   static constexpr const char* kName = "glu_backward";
   TensorView dgate_up{};
@@ -45,6 +48,7 @@ struct GluBackward {
   ConstTensorView gate_up{};
   ConstTensorView row_weight{};
   ConstTensorView row_count{};
+  ConstTensorView first_row{};
   GluActivation activation{};
   bool weight_h = false;
 

@@ -8,11 +8,12 @@ namespace moesaic {
 ///   x               [rows_bound, k]   f64 | f32 | bf16, rows sorted by expert
 ///   w               [slots, n, k]     the type of x
 ///   y               [rows_bound, n]   the type of x, or its wider acc_t
-///   offsets         [experts + 1]     i32, read inside the stream; offsets[0] = 0, ascending, at most rows_bound
+///   offsets         [experts + 1]     i32, read inside the stream; ascending, from 0 or a later row on, at most rows_bound
 ///   slot_of_expert  [experts]         i32, read inside the stream
 ///
-/// Rows from offsets[experts] on are neither read nor written. An element is summed as in Gemm, so a row's bits
-/// depend neither on how many rows its expert has nor on threads.
+/// The experts may be a run of those whose rows lie there: rows before offsets[0] and from offsets[experts] on are not
+/// written, and their values do not matter. An element is summed as in Gemm, so a row's bits depend neither on how many rows
+/// its expert has, nor on the other experts of the call, nor on threads.
 struct GroupedLinearForward {
   static constexpr const char* kName = "grouped_linear_forward";
   TensorView y{};
@@ -46,7 +47,7 @@ struct GroupedLinearBackwardInput {
 ///
 /// Two experts must not share a slot. The sum over rows has a fixed order. On the CPU an element's sum begins with dw and goes
 /// on row by row (dw of the type of the sum): an expert's rows in several calls, one after the other, give the bits of one. On
-/// the GPU it runs in fixed blocks that start at the expert's first row.
+/// the GPU it runs in fixed blocks that start at the expert's first row. Either way the other experts of the call do not matter.
 struct GroupedLinearBackwardWeight {
   static constexpr const char* kName = "grouped_linear_backward_weight";
   TensorView dw{};

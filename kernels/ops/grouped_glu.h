@@ -15,7 +15,7 @@ namespace moesaic {
 ///   w               [slots, 2 width, k]  the type of x: gates in rows [0, width), ups in [width, 2 width)
 ///   h               [rows_bound, width]  the type of x
 ///   gate_up         [rows_bound, 2 width]  optional, the type of x: W x, where backward will read it (GroupedGluBackward)
-///   offsets, slot_of_expert              as in GroupedLinearForward; rows beyond the last expert's are not touched
+///   offsets, slot_of_expert              as in GroupedLinearForward; rows of no expert of the call are not touched
 ///
 /// Without gate_up, "separate" and the CPU take as much memory from scratch.
 struct GroupedGluForward {

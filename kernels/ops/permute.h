@@ -38,6 +38,11 @@ inline ConstTensorView rows_in_use(ConstTensorView offsets) {
   return offsets.rows(offsets.dim(0) - 1, offsets.dim(0));
 }
 
+/// The first row of the first expert, likewise: 0 for DispatchPlan's offsets, not for those of a run of experts.
+inline ConstTensorView first_row(ConstTensorView offsets) {
+  return offsets.rows(0, 1);
+}
+
 /// y[row] = x[token_of_row[row]]  for row < num_rows.
 ///
 ///   x [tokens, width], y [rows, width]   any type, the same;  y must not alias x
