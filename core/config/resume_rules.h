@@ -120,6 +120,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"experts.offload", OnResume::free, ""},
     {"experts.place_every", OnResume::logged, kOrder},
     {"experts.place_decay", OnResume::logged, kOrder},
+    {"experts.replicas", OnResume::logged, kOrder},
     {"memory.device_budget", OnResume::free, ""},
     {"memory.host_budget", OnResume::free, ""},
     {"memory.file_budget", OnResume::free, ""},

@@ -8,6 +8,7 @@
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_move.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
@@ -107,6 +108,7 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"losses", kNumLosses * 8});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
+  plan.parts.push_back({"gradients of expert replicas", ExpertCopier::memory_bytes(params)});
   plan.parts.erase(std::remove_if(plan.parts.begin(),
                                   plan.parts.end(),
                                   [](const MemoryUse& use) { return use.bytes == 0; }),

@@ -149,6 +149,9 @@ void Trainer::allocate() {
             .decay = config.experts.place_decay,
             .nodes = expert_nodes(parts_.params->position(), parts_.ranks_per_node)});
   }
+  if (config.experts.replicas > 0 && parts_.params->position().extent(Axis::ep) > 1) {
+    copier_ = std::make_unique<ExpertCopier>(*parts_.params, *parts_.mesh->group(Axis::ep).comm());
+  }
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -374,11 +377,18 @@ void Trainer::reset_step_buffers() {
   for (const auto& named : parts_.model->moe_layers())
     named.moe->reset_margins();
   if (reduction_) reduction_->begin();
+  if (copier_) copier_->begin_step();
+}
+
+void Trainer::gradients_final_from(StorageId first) {
+  if (copier_) copier_->gradients_final_from(first, backend_->backend());
+  reduction_->final_from(first, backend_->stream());
 }
 
 void Trainer::reduce_over_ranks() {
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
+  if (copier_) copier_->gradients_final_from({0}, backend_->backend());
   reduction_->finish(stream);
   if (pipeline_) pipeline_->add_gradients_of_copies();
   world()->all_reduce(losses_, ReduceOp::sum, stream);
@@ -465,7 +475,7 @@ void Trainer::begin_exchanges() {
 void Trainer::forward_backward() {
   if (pipeline_) {
     timer_->stream_does(StepPart::communication);
-    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    pipeline_->run([this](StorageId first) { gradients_final_from(first); });
     return reduce_over_ranks();
   }
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
@@ -474,9 +484,7 @@ void Trainer::forward_backward() {
     parts_.model->forward(c, *activations_);
     timer_->stream_does(StepPart::backward);
     if (reduction_ && i + 1 == micro_batches_.size()) {
-      c.gradients_final = [this](StorageId first) {
-        reduction_->final_from(first, backend_->stream());
-      };
+      c.gradients_final = [this](StorageId first) { gradients_final_from(first); };
     }
     parts_.model->backward(c, *activations_);
   }
@@ -492,6 +500,7 @@ StepStats Trainer::finish_step() {
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     if (reduction_) reduction_->gather_weights(backend_->stream());
+    if (copier_) copier_->send_weights(backend_->stream());
     parts_.optimizer->average(backend_->backend());
   }
   {
@@ -508,8 +517,10 @@ StepStats Trainer::finish_step() {
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
-  if (placer_ && step_ % parts_.config->experts.place_every == 0)
+  if (placer_ && step_ % parts_.config->experts.place_every == 0) {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
+    if (copier_) copier_->send_weights(backend_->stream());
+  }
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
   return stats;
@@ -584,8 +595,11 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
     if (const int ranks = parts_.params->position().extent(Axis::ep); ranks > 1) {
-      const auto places = parts_.params->places(layers[l].moe->places());
-      add_ranks(load, {places.begin(), places.end()}, ranks);
+      const PlacesId id = layers[l].moe->places();
+      const auto places = parts_.params->places(id);
+      const ExpertCopies& copies = parts_.params->copies(id);
+      add_ranks(load,
+                copies.slots > 0 ? copies : no_copies({places.begin(), places.end()}, ranks, 0));
     }
     if (exchange_ != nullptr && exchange_->may_take_passes())
       load.further_passes = layers[l].moe->further_passes() - passes_before_[l];

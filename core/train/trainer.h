@@ -15,6 +15,7 @@
 #include "core/nn/losses.h"
 #include "core/train/batch_counts.h"
 #include "core/train/evaluation.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/expert_placer.h"
 #include "core/train/gradient_reduction.h"
@@ -158,6 +159,8 @@ class Trainer {
   bool begin_step(std::int64_t& stop_wish);
   void forward_backward();
   void reset_step_buffers();
+  /// The gradients of `first` and all storages after it are final on this rank.
+  void gradients_final_from(StorageId first);
   void reduce_over_ranks();
   /// Of the micro-batch of this number on this rank.
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
@@ -197,6 +200,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
   std::unique_ptr<ExpertPlacer> placer_;          // with experts.place_every
+  std::unique_ptr<ExpertCopier> copier_;          // with experts.replicas
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
