@@ -433,7 +433,7 @@ void ParameterStore::set_frozen(ParamId id, bool is_frozen) {
 
 void ParameterStore::zero_grads(Stream& stream) const {
   if (grads_.numel() > 0) zero_tensor(grads_, stream);
-  if (copied_grads_.numel() > 0) zero_tensor(copied_grads_, stream);
+  if (!copied_grads_.empty()) zero_tensor(copied_grads_, stream);
 }
 
 bool ParameterStore::masters_are_weights(ParamId id) const {

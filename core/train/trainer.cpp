@@ -380,6 +380,13 @@ void Trainer::reset_step_buffers() {
   if (copier_) copier_->begin_step();
 }
 
+std::int64_t Trainer::expert_replicas() const {
+  std::int64_t n = 0;
+  for (const auto& named : parts_.model->moe_layers())
+    n += parts_.params->copies(named.moe->places()).num_copies();
+  return n;
+}
+
 void Trainer::gradients_final_from(StorageId first) {
   if (copier_) copier_->gradients_final_from(first, backend_->backend());
   reduction_->final_from(first, backend_->stream());

@@ -114,6 +114,8 @@ class Trainer {
   const StepMemory& memory() const noexcept { return memory_; }
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Copies of experts that there are in this stage's layers (experts.replicas).
+  std::int64_t expert_replicas() const;
   /// Of every data set, over all steps of the run; a function of the step and the configuration.
   std::vector<DataUse> data_use() const;
   /// Shows what later steps choose to `choices`, which may put other choices in their place; null ends it.

@@ -57,7 +57,6 @@ TEST_CASE(
 TEST_CASE("training with copies of experts is training without: other axes") {
   check_copied_run({"parallel.ep=2", "parallel.etp=2", "parallel.tp=2", "optimizer.name=muon"}, 4);
   check_copied_run({"parallel.ep=2", "parallel.cp=2", "train.micro_batch_size=2"}, 4);
-  check_copied_run({"parallel.pp=2", "parallel.ep=2", "parallel.schedule=zero_bubble"}, 4);
 }
 
 TEST_CASE("training with copies of experts is training without: ways of their tokens") {
@@ -149,8 +148,13 @@ TEST_CASE("checkpoints of runs with copies load into any layout, and into runs w
 
 namespace {
 
-double value_of(double of, std::int64_t i) {
+// Never a part of another expression, whose rounding it could change.
+[[gnu::noinline]] double value_of(double of, std::int64_t i) {
   return of + 0.001 * static_cast<double>(i);
+}
+// Sums whose bits depend on their order.
+[[gnu::noinline]] double gradient(int of_rank, std::int32_t expert, bool is_home) {
+  return (is_home ? 1.0 : 1e-16 * (of_rank + 1)) + 0.1 * expert;
 }
 void fill(const TensorView& view, double of) {
   for (std::int64_t i = 0; i < view.numel(); ++i)
@@ -166,9 +170,7 @@ TEST_CASE("weights go to copies, gradients go home and are added in the order of
   for (const std::size_t window : {std::size_t{1} << 20, std::size_t{7 * 8}}) {
     run_local_ranks(4, [&](Communicator& world) {
       const Mesh mesh(MeshConfig{.ep = 4}, world);
-      ParameterStore params(
-          {.compute = DType::f64, .stats = DType::f64, .master = DType::f64, .grad = DType::f64},
-          mesh.position());
+      ParameterStore params(kF64, mesh.position());
       const PlacesId places = params.declare_places(kExperts, 2);
       ParameterSpec spec{.name = "experts.{}.w", .shape = {kRows, kCols}, .members = kExperts};
       spec.places = places;
@@ -200,10 +202,6 @@ TEST_CASE("weights go to copies, gradients go home and are added in the order of
                 value_of(100 * homes[static_cast<std::size_t>(expert)], i));
       }
 
-      // Sums whose bits depend on their order.
-      const auto gradient = [](int of_rank, std::int32_t expert, bool is_home) {
-        return (is_home ? 1.0 : 1e-16 * (of_rank + 1)) + 0.1 * expert;
-      };
       params.zero_grads(owner.stream());
       owner.stream().synchronize();
       for (std::int32_t e = 0; e < kExperts; ++e) {
