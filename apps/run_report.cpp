@@ -186,6 +186,8 @@ void RunReport::step(const StepStats& stats,
                     {"rank_max_over_mean_after", moved.after},
                     {"experts", static_cast<double>(moved.experts)},
                     {"bytes", static_cast<double>(moved.bytes)}};
+    if (config().experts.replicas > 0)
+      event.values["replicas"] = static_cast<double>(moved.replicas);
     event.line = fmt::format(
         "experts moved: layer {}: rank max/mean {:.2f} -> {:.2f}, {} experts, {:.1f} MiB",
         moved.layer,
@@ -193,6 +195,7 @@ void RunReport::step(const StepStats& stats,
         moved.after,
         moved.experts,
         static_cast<double>(moved.bytes) / 1048576.0);
+    if (config().experts.replicas > 0) event.line += fmt::format(", {} replicas", moved.replicas);
     sinks_.on_event(event);
   }
   if (!stats.skipped) return;

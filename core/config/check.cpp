@@ -612,6 +612,11 @@ class Checker {
       add({"dispatch.chunks", "dispatch.overlap"},
           "chunks one after the other only take longer: they are of use beside the experts' work; "
           "allowed: 1, or overlap: true");
+    if (config_.experts.replicas > 0 && config_.experts.place_every == 0)
+      add({"experts.replicas", "experts.place_every"},
+          "copies of busy experts are chosen by their average load when experts are dealt; "
+          "allowed: 0, "
+          "or a place_every above 0, as in 500");
     if (dispatch.buffer_factor == 0) return;
     if (dispatch.exchange == Exchange::dense || dispatch.exchange == Exchange::hdense)
       add({"dispatch.buffer_factor", "dispatch.exchange"},

@@ -124,6 +124,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"experts.touch_log", OnResume::free, ""},
     {"experts.place_every", OnResume::logged, kOrder},
     {"experts.place_decay", OnResume::logged, kOrder},
+    {"experts.replicas", OnResume::logged, kOrder},
     {"memory.device_budget", OnResume::free, ""},
     {"memory.host_budget", OnResume::free, ""},
     {"memory.file_budget", OnResume::free, ""},

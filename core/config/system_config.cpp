@@ -186,6 +186,17 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "place_decay) x its share of the step's choices.")
       .at_least(0)
       .below(1);
+  f("replicas",
+    &S::replicas,
+    "Slots of every rank and layer for copies of busy experts of other ranks of its node, filled "
+    "anew "
+    "every place_every steps after experts were dealt; tokens take turns among an expert's copies "
+    "by their "
+    "number. A copy has weights and gradients, no optimizer state; its gradients are added at "
+    "home. "
+    "Needs place_every; of use where several ranks of parallel.ep share a node.")
+      .between(0, 64)
+      .example("1");
 }
 
 void MemoryConfig::describe(Fields<MemoryConfig>& f) {

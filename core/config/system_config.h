@@ -59,6 +59,8 @@ struct ExpertsConfig {
   std::optional<std::string> touch_log;
   std::int64_t place_every = 0;  ///< steps; 0 = experts stay where they are
   double place_decay = 0.99;
+  std::int64_t replicas =
+      0;  ///< slots of a rank and layer for copies of experts; needs place_every
   static void describe(Fields<ExpertsConfig>& f);
 };
 

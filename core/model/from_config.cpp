@@ -164,6 +164,7 @@ ModelOptions model_options(const config::Config& config) {
       model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
   o.moe = moe_options(model, config.dispatch);
   o.moe.place = config.experts.place_every > 0;
+  o.moe.replicas = config.experts.replicas;
   o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention
                                                                       : ResidualKind::plain;
   o.attn_res_block = model.residual.attn_res_block_size.value_or(0);

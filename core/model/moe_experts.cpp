@@ -51,7 +51,7 @@ void MoeLayer::declare_sort(TapeSpec& tape, std::size_t chunk) {
 }
 
 std::int64_t MoeLayer::experts_here() const {
-  return params_.members_here(params_.params_of(w2_).front());
+  return params_.places_here(w2_);
 }
 
 // What goes to the experts: x, or its projection, of all ranks along Axis::etp.
@@ -143,29 +143,33 @@ void MoeLayer::gate_and_activate(Tape& tape,
                                  TensorView gate_up,
                                  ConstTensorView xs,
                                  ConstTensorView offsets) const {
-  const WeightLease w = tape.weight(w13_);
-  const ConstTensorView slots = tape.context().params.slot_of_member(w13_);
-  if (!h.empty()) {
-    tape.run(GroupedGluForward{.h = h,
-                               .gate_up = gate_up,
-                               .x = xs,
-                               .w = w.view(),
-                               .offsets = offsets,
-                               .slot_of_expert = slots,
-                               .activation = options_.activation});
-  } else {
-    tape.run(GroupedLinearForward{
-        .y = gate_up, .x = xs, .w = w.view(), .offsets = offsets, .slot_of_expert = slots});
-  }
+  params_.weights_of_members(w13_, {}, tape.stream(), [&](const MemberRun& run) {
+    if (!h.empty()) {
+      tape.run(GroupedGluForward{.h = h,
+                                 .gate_up = gate_up,
+                                 .x = xs,
+                                 .w = run.slots,
+                                 .offsets = offsets.rows(run.begin, run.end + 1),
+                                 .slot_of_expert = run.slot_of_member,
+                                 .activation = options_.activation});
+    } else {
+      tape.run(GroupedLinearForward{.y = gate_up,
+                                    .x = xs,
+                                    .w = run.slots,
+                                    .offsets = offsets.rows(run.begin, run.end + 1),
+                                    .slot_of_expert = run.slot_of_member});
+    }
+  });
 }
 
 void MoeLayer::down(Tape& tape, TensorView ye, ConstTensorView h, ConstTensorView offsets) const {
-  const WeightLease w = tape.weight(w2_);
-  tape.run(GroupedLinearForward{.y = ye,
-                                .x = h,
-                                .w = w.view(),
-                                .offsets = offsets,
-                                .slot_of_expert = tape.context().params.slot_of_member(w2_)});
+  params_.weights_of_members(w2_, {}, tape.stream(), [&](const MemberRun& run) {
+    tape.run(GroupedLinearForward{.y = ye,
+                                  .x = h,
+                                  .w = run.slots,
+                                  .offsets = offsets.rows(run.begin, run.end + 1),
+                                  .slot_of_expert = run.slot_of_member});
+  });
 }
 
 void MoeLayer::combine_here(Tape& tape,
@@ -188,7 +192,7 @@ void MoeLayer::backward_here(Tape& tape,
   const DType compute = precision_.compute;
   const ConstTensorView offsets = sorted.offsets;
   const std::int64_t rows = from.gate_up.dim(0), f = options_.inner, l = du.dim(1);
-  const ParameterStore& params = tape.context().params;
+  const auto own = [&](const MemberRun& run) { return offsets.rows(run.begin, run.end + 1); };
   const Tape::Scope scope(tape);  // by far the most that a layer takes
 
   const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
@@ -200,54 +204,48 @@ void MoeLayer::backward_here(Tape& tape,
   const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
   const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
   const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
-  {
-    const WeightLease w = tape.weight(w2_);
+  params_.weights_of_members(w2_, {}, tape.stream(), [&](const MemberRun& run) {
     tape.run(GroupedGluBackward{.dgate_up = dgate_up,
                                 .drow_weight = drow_weight,
                                 .h = weighted_h,
                                 .dy = dys,
-                                .w = w.view(),
+                                .w = run.slots,
                                 .gate_up = from.gate_up,
                                 .row_weight = row_weight,
-                                .offsets = offsets,
-                                .slot_of_expert = params.slot_of_member(w2_),
+                                .offsets = own(run),
+                                .slot_of_expert = run.slot_of_member,
                                 .activation = options_.activation,
                                 .weight_h = true});
-  }
-  if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw2,
-                                    .dy = dys,
-                                    .x = weighted_h,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w2_)});
-  }
+  });
+  const auto weight_gradient = [&](StorageId id, ConstTensorView dy, ConstTensorView x) {
+    if (tape.grad(id).empty()) return;
+    params_.gradients_of_members(id, {}, tape.stream(), [&](const MemberRun& run) {
+      tape.run_weight_gradient(GroupedLinearBackwardWeight{.dw = run.slots,
+                                                           .dy = dy,
+                                                           .x = x,
+                                                           .offsets = own(run),
+                                                           .slot_of_expert = run.slot_of_member});
+    });
+  };
+  weight_gradient(w2_, dys, weighted_h);
   tape.run(RowWeightBackward{.dweights = dweights,
                              .drow_weight = drow_weight,
                              .row_of_assignment = sorted.row_of_assignment});
   // The gradients of the outputs are spent, unless weight gradients wait for them.
   const bool spent = tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once;
   const TensorView dxs = spent ? dys : tape.temp({rows, l}, compute, "d moe.xs");
-  {
-    const WeightLease w = tape.weight(w13_);
+  params_.weights_of_members(w13_, {}, tape.stream(), [&](const MemberRun& run) {
     tape.run(GroupedLinearBackwardInput{.dx = dxs,
                                         .dy = dgate_up,
-                                        .w = w.view(),
-                                        .offsets = offsets,
-                                        .slot_of_expert = params.slot_of_member(w13_)});
-  }
+                                        .w = run.slots,
+                                        .offsets = own(run),
+                                        .slot_of_expert = run.slot_of_member});
+  });
   CombineRows sum = dispatch_rows_backward(dz, dxs, sorted.row_of_assignment);
   sum.token_count = sorted.count;
   tape.run(sum);
   done();
-  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw13,
-                                    .dy = dgate_up,
-                                    .x = from.xs,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w13_)});
-  }
+  weight_gradient(w13_, dgate_up, from.xs);
 }
 
 }  // namespace moesaic

@@ -8,6 +8,7 @@
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_move.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
@@ -171,6 +172,7 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   plan.parts.push_back({"losses", losses_bytes(model)});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
+  plan.parts.push_back({"gradients of expert replicas", ExpertCopier::memory_bytes(params)});
   if (run.device.kind == Device::Kind::cuda) {
     plan.runtime = kCudaRuntimeBytes;
     plan.communication = device_communication_bytes(run.ranks);

@@ -29,11 +29,10 @@ ExpertLoad expert_load(std::vector<std::int64_t> tokens) {
   return load;
 }
 
-void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks) {
-  const std::vector<double> tokens(load.tokens.begin(), load.tokens.end());
-  const std::vector<double> sums = rank_loads(tokens, places, ranks);
-  load.rank_max_over_mean = max_over_mean(sums);
-  load.rank_tokens.assign(sums.begin(), sums.end());
+void add_ranks(ExpertLoad& load, const ExpertCopies& copies) {
+  load.rank_tokens = rank_tokens(load.tokens, copies);
+  load.rank_max_over_mean =
+      max_over_mean(std::vector<double>(load.rank_tokens.begin(), load.rank_tokens.end()));
 }
 
 TierTraffic& TierTraffic::operator+=(const TierTraffic& more) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/train/step_timer.h"
-#include "parallel/expert_placement.h"
+#include "parallel/expert_replicas.h"
 
 namespace moesaic {
 
@@ -66,8 +66,9 @@ struct LayerTierTraffic {
 
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
-/// Adds those of the ranks on which the experts were in this step.
-void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks);
+/// Adds those of the ranks on which the experts were in this step. Of an expert with copies each gets its share of turns: the
+/// counts of a step do not say which of its tokens had which number.
+void add_ranks(ExpertLoad& load, const ExpertCopies& copies);
 
 /// As bytes, for ranks of one build: appends; reads from `at` on and moves it. Throws InternalError when bytes are missing.
 void write_expert_load(std::string& bytes, const ExpertLoad& load);

@@ -166,6 +166,9 @@ void Trainer::allocate() {
             .decay = config.experts.place_decay,
             .nodes = expert_nodes(parts_.params->position(), parts_.ranks_per_node)});
   }
+  if (config.experts.replicas > 0 && parts_.params->position().extent(Axis::ep) > 1) {
+    copier_ = std::make_unique<ExpertCopier>(*parts_.params, *parts_.mesh->group(Axis::ep).comm());
+  }
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
   for (const auto& named : parts_.model->moe_layers())
@@ -374,6 +377,14 @@ void Trainer::reset_step_buffers() {
   for (const auto& named : parts_.model->moe_layers())
     named.moe->reset_margins();
   if (reduction_) reduction_->begin();
+  if (copier_) copier_->begin_step();
+}
+
+std::int64_t Trainer::expert_replicas() const {
+  std::int64_t n = 0;
+  for (const auto& named : parts_.model->moe_layers())
+    n += parts_.params->copies(named.moe->places()).num_copies();
+  return n;
 }
 
 // Layer by layer: the same bits in any order of layers and micro-batches.
@@ -386,6 +397,7 @@ void Trainer::reduce_over_ranks() {
   add_losses_of_layers();
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
+  if (copier_) copier_->gradients_final_from({0}, backend_->backend());
   reduction_->finish(stream);
   if (member_reduction_) {
     member_reduction_->reduce(
@@ -478,6 +490,7 @@ void Trainer::begin_exchanges() {
 
 // In the last backward: those of `first` and all storages after it.
 void Trainer::gradients_final(StorageId first) {
+  if (copier_) copier_->gradients_final_from(first, backend_->backend());
   if (reduction_) reduction_->final_from(first, backend_->stream());
   if (!member_reduction_) parts_.optimizer->gradients_final(backend_->backend(), first);
 }
@@ -514,6 +527,7 @@ StepStats Trainer::finish_step() {
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     gather_weights(false);
+    if (copier_) copier_->send_weights(backend_->stream());
     parts_.optimizer->average(backend_->backend());
   }
   {
@@ -530,8 +544,10 @@ StepStats Trainer::finish_step() {
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
-  if (placer_ && step_ % parts_.config->experts.place_every == 0)
+  if (placer_ && step_ % parts_.config->experts.place_every == 0) {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
+    if (copier_) copier_->send_weights(backend_->stream());
+  }
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
   stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
@@ -608,8 +624,11 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
     if (const int ranks = parts_.params->position().extent(Axis::ep); ranks > 1) {
-      const auto places = parts_.params->places(layers[l].moe->places());
-      add_ranks(load, {places.begin(), places.end()}, ranks);
+      const PlacesId id = layers[l].moe->places();
+      const auto places = parts_.params->places(id);
+      const ExpertCopies& copies = parts_.params->copies(id);
+      add_ranks(load,
+                copies.slots > 0 ? copies : no_copies({places.begin(), places.end()}, ranks, 0));
     }
     if (exchange_ != nullptr && exchange_->may_take_passes())
       load.further_passes = layers[l].moe->further_passes() - passes_before_[l];

@@ -16,6 +16,7 @@
 #include "core/train/activation_offload.h"
 #include "core/train/batch_counts.h"
 #include "core/train/evaluation.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/expert_placer.h"
 #include "core/train/gradient_reduction.h"
@@ -123,6 +124,8 @@ class Trainer {
   OffloadTraffic offload_traffic() const;
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Copies of experts that there are in this stage's layers (experts.replicas).
+  std::int64_t expert_replicas() const;
   /// Of every data set, over all steps of the run; a function of the step and the configuration.
   std::vector<DataUse> data_use() const;
   /// Shows what later steps choose to `choices`, which may put other choices in their place; null ends it.
