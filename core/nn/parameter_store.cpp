@@ -349,6 +349,7 @@ TensorView ParameterStore::grad(StorageId id) const {
 ConstTensorView ParameterStore::slot_of_member(StorageId id) const {
   return at(id).slots;
 }
+
 // Runs of members that have rows, all in their slots.
 void ParameterStore::in_runs(const Storage& s,
                              const TensorView& slots,
@@ -379,7 +380,7 @@ void ParameterStore::gradients_of_members(StorageId id,
                                           const MemberVisit& visit,
                                           Stream&,
                                           const MemberWork& work) const {
-  MOESAIC_CHECK(!grad(id).empty(), "'" + at(id).name + "' has no gradient");
+  MOESAIC_CHECK(has_gradient(id), "'" + at(id).name + "' has no gradient");
   in_runs(at(id), at(id).grad, visit, work);
 }
 

@@ -204,6 +204,10 @@ class ParameterStore {
                             const MemberVisit& visit,
                             Stream& stream,
                             const MemberWork& work) const;
+  /// Whether visits should name the rows of each member where the host can know them: not all members are on the device.
+  bool wants_member_rows() const noexcept { return run_limit_ > 0; }
+  /// Whether gradients_of_members() may be called.
+  bool has_gradient(StorageId id) const { return !grad(id).empty(); }
   /// Runs have at most so many members (0: any number), as they may where not all fit on the device. For tests.
   void limit_runs(std::int64_t members) { run_limit_ = members; }
   /// i32 [members of all ranks], as Routing::place_of_expert; empty while all are in order.

@@ -16,6 +16,7 @@
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/optimizer_config.h"
 #include "tests/support/catch.h"
 
@@ -118,19 +119,33 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
   return config::load_config_text(yaml, "hybrid.yaml", overrides).config;
 }
 
-Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
+Run::Run(const config::Config& c,
+         Communicator* world,
+         Stream::Mode mode,
+         Device device,
+         std::int64_t run_limit)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
-  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
-                                            mesh ? mesh->position() : MeshPosition());
-  model = std::make_unique<Model>(*params, model_options(config));
+  const MeshPosition position = mesh ? mesh->position() : MeshPosition();
+  const Precision precision = precision_of(config, device != kCpu);
+  params = std::make_unique<ParameterStore>(precision, position);
+  params->limit_runs(run_limit);
+  model = std::make_unique<Model>(*params, model_options(config), stage_share(config, position));
   if (auto sharding = state_sharding(config, *model)) {
     sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
     params->shard_state(*sharding);
   }
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
-  optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
+  // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
+  ParameterStore whole(precision, position);
+  const bool is_part = position.extent(Axis::pp) > 1;
+  if (is_part) {
+    Model(whole, model_options(config));
+    whole.seal_pretend(device, ever_trained(make_phases(config), whole));
+  }
+  optimizer = std::make_unique<Optimizer>(
+      *params, optimizer_options(config.optimizer), is_part ? &whole : nullptr);
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
                      .mesh = mesh.get(),

@@ -24,10 +24,12 @@ using Snapshot = std::map<std::string, std::vector<std::byte>>;
 
 class Run {
  public:
+  /// run_limit: ParameterStore::limit_runs().
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
-               Device device = kCpu);
+               Device device = kCpu,
+               std::int64_t run_limit = 0);
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
