@@ -228,6 +228,8 @@ class ParameterStore {
                             const MemberVisit& visit,
                             Stream& stream,
                             const MemberWork& work) const;
+  /// Whether visits should name the rows of each member where the host can know them: not all members are on the device.
+  bool wants_member_rows() const;
   /// Runs have at most so many members (0: any number), as they may where not all fit on the device. For tests.
   void limit_runs(std::int64_t members) { run_limit_ = members; }
   /// As Routing::place_of_expert: i32 [members of all ranks], empty while all are in order; with slots for copies [members of

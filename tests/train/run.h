@@ -34,12 +34,14 @@ struct Offload {
 
 class Run {
  public:
+  /// run_limit: ParameterStore::limit_runs().
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
                Device device = kCpu,
                const std::optional<Offload>& offload = {},
-               const offload::Disturbance& disturbance = {});
+               const offload::Disturbance& disturbance = {},
+               std::int64_t run_limit = 0);
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
