@@ -188,6 +188,27 @@ TEST_CASE("train: the device's share of offloaded activations does not grow with
   CHECK(places(64) <= places(32));
 }
 
+TEST_CASE("train: offloaded activations over phases with other lengths, in memory of the start") {
+  const Overrides base{
+      "run.precision=f32",
+      "train.phases=[{until: 1}, {until: 2, sequence_length: 32, micro_batch_size: 2}, {until: 20, "
+      "micro_batch_size: 2}]"};
+  const auto after = [&](const Overrides& more) {
+    Run run(hybrid_config(with(base, more)), nullptr, Stream::Mode::worker, kCpu, disturbance(5));
+    const auto own = [] {
+      return bytes_of(memory_in_use(), "offloaded activations") +
+             bytes_of(memory_in_use(), "offloaded activations, host");
+    };
+    const std::size_t at_start = own();
+    run.steps(3);
+    CHECK(own() == at_start);
+    return run.snapshot();
+  };
+  const Snapshot reference = after({});
+  for (const char* order : {"parallel.order=horizontal", "parallel.order=vertical"})
+    CHECK(differences(reference, after(with(kEverything, {order}))).empty());
+}
+
 TEST_CASE("train: offload that cannot be is refused") {
   const auto message = [](const Overrides& overrides) {
     try {
