@@ -50,7 +50,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   /// Enqueues forward of one micro-batch through all stages; the last one adds to the losses.
   void evaluate(RunContext& context);
   /// Waits for the messages and rethrows what went wrong in them.
-  void synchronize() { messages_.synchronize(); }
+  void synchronize() {
+    if (parts_.schedule.placement.stages() > 1) messages_.synchronize();
+  }
 
  private:
   using Pair = std::pair<int, int>;  // chunk, micro-batch

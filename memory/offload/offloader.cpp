@@ -32,7 +32,7 @@ Offloader::Offloader(Plan plan, const Memory& memory, Stream::Mode mode, Disturb
     places_.push_back({Event(device), Event(device)});
   }
   for (std::size_t t = 0; t < plan_.tensors.size(); ++t)
-    tensors_.push_back({Event(device), Event(device)});
+    loaded_.emplace_back(device);
 }
 
 Offloader::~Offloader() {
@@ -64,7 +64,7 @@ void Offloader::begin_visit(Stream& user) {
   for (const int t : step.loads)
     load(t);
   for (const int t : step.awaits)
-    user.wait(tensors_[at(t)].loaded);
+    user.wait(loaded_[at(t)]);
   for (const int t : step.writes)
     user.wait(places_[at(tensor(t).place)].copied_out);
 }
@@ -85,25 +85,21 @@ void Offloader::end_visit(Stream& user) {
   user.wait(round_);
 }
 
-// What was there before has been used, and its copy out has been made.
+// What was there before has been used, and its copy out has been made; so has this tensor's own, which was begun there before.
 void Offloader::load(int t) {
   const PlaceState& place = places_[at(tensor(t).place)];
-  TensorState& state = tensors_[at(t)];
   in_.wait(place.used);
   in_.wait(place.copied_out);
-  in_.wait(state.stored);
   if (disturbance_.before) disturbance_.before(in_);
   copy_tensor(place_of(t), home_of(t), in_);
-  in_.record(state.loaded);
+  in_.record(loaded_[at(t)]);
 }
 
+// The home was read by a load of the life before, if at all, which `written` comes after.
 void Offloader::store(int t, const Event& written) {
-  TensorState& state = tensors_[at(t)];
   out_.wait(written);
-  out_.wait(state.loaded);  // of a life before, which reads the home
   if (disturbance_.before) disturbance_.before(out_);
   copy_tensor(home_of(t), place_of(t), out_);
-  out_.record(state.stored);
   out_.record(places_[at(tensor(t).place)].copied_out);
 }
 

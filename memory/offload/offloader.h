@@ -58,10 +58,7 @@ class Offloader {
     Event used, copied_out;  // the last of what others must wait for
   };
   std::vector<PlaceState> places_;
-  struct TensorState {
-    Event loaded, stored;
-  };
-  std::vector<TensorState> tensors_;  // by tensor; only those with a home are used
+  std::vector<Event> loaded_;  // by tensor
   Event visited_, round_;
   std::size_t next_ = 0;
   bool is_inside_ = false;

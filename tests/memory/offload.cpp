@@ -114,7 +114,8 @@ std::vector<Visit> random_visits(std::uint64_t seed, int tensors, int visits) {
 int wrong_reads(const std::vector<Visit>& visits,
                 const std::vector<std::size_t>& sizes,
                 Stream::Mode mode,
-                const Disturbance& disturbance) {
+                const Disturbance& disturbance,
+                bool slow_user = false) {
   Plan plan = make_plan(sizes, visits);
   const Buffer device(plan.device_bytes, kCpu, "device"),
       host(std::max<std::size_t>(plan.host_bytes, 1), kCpu, "host");
@@ -129,6 +130,7 @@ int wrong_reads(const std::vector<Visit>& visits,
   for (int round = 0; round < 3; ++round) {
     for (const Visit& visit : visits) {
       offloader.begin_visit(user);
+      if (slow_user) disturbance.before(user);
       for (const Use& use : visit) {
         const auto t = static_cast<std::size_t>(use.tensor);
         const TensorView at =
@@ -203,6 +205,7 @@ TEST_CASE("offload: every read finds what was written, however slow the copies a
       stream.enqueue([time] { std::this_thread::sleep_for(time); });
     };
     CHECK(wrong_reads(visits, sizes, Stream::Mode::worker, {.poison = true, .before = delay}) == 0);
+    CHECK(wrong_reads(visits, sizes, Stream::Mode::worker, {.before = delay}, true) == 0);
     CHECK(wrong_reads(visits, sizes, Stream::Mode::immediate, {.poison = true}) == 0);
   }
 }

@@ -1,5 +1,6 @@
 // activations.residual_offload and activations.offload: what waits in host memory comes back with the same bits, however slow the
 // copies are, in every order of micro-batches and under every policy of recomputation; and the device holds less.
+#include <array>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -117,21 +118,49 @@ TEST_CASE("train: offloaded activations with every layer's sums as snapshots, an
   }
 }
 
+/// Two ranks; what kernels read on each of them in the end.
+struct Pair {
+  std::vector<StepStats> stats;
+  std::array<Snapshot, 2> weights;
+};
+Pair train_pair(const Overrides& overrides, bool disturbed) {
+  const config::Config config = hybrid_config(overrides);
+  Pair result;
+  run_local_ranks(2, [&](Communicator& world) {
+    const auto rank = static_cast<std::size_t>(world.rank());
+    Run run(config,
+            &world,
+            Stream::Mode::worker,
+            kCpu,
+            disturbed ? disturbance(20 + rank) : offload::Disturbance{});
+    const auto stats = run.steps(kSteps);
+    if (rank == 0) result.stats = stats;
+    result.weights[rank] = run.weights_of_kernels();
+  });
+  return result;
+}
+
 TEST_CASE("train: offloaded activations on several ranks and stages") {
   for (const Overrides& layout :
        {Overrides{},
-        Overrides{"parallel.ep=2"},
+        Overrides{"parallel.ep=2", "dispatch.overlap=true", "dispatch.chunks=2"},
+        Overrides{"parallel.ep=2", "dispatch.buffer_factor=0.5", "parallel.order=vertical"},
         Overrides{"parallel.tp=2", "parallel.order=vertical"},
+        Overrides{"parallel.cp=2"},
         Overrides{"parallel.pp=2", "parallel.layers=[2, 1]"},
+        Overrides{"parallel.pp=2", "parallel.schedule=interleaved", "parallel.layers=[0, 2, 1, 0]"},
         Overrides{"parallel.pp=2", "parallel.layers=[2, 1]", "parallel.schedule=gpipe"}}) {
-    const Overrides base = with({"run.precision=f32", "train.global_batch_size=8"}, layout);
-    INFO(shown(base));
-    const JobResult reference = run_job(hybrid_config(base), 2, kSteps),
-                    offloaded = run_job(hybrid_config(with(base, kEverything)), 2, kSteps);
-    check_equal(reference.stats, offloaded.stats);
-    for (std::size_t rank = 0; rank < 2; ++rank) {
-      CHECK(differences(reference.states[rank], offloaded.states[rank]).empty());
-      CHECK(differences(reference.weights[rank], offloaded.weights[rank]).empty());
+    for (const char* recompute : {"none", "full"}) {
+      const Overrides base = with({"run.precision=f32",
+                                   "train.global_batch_size=8",
+                                   fmt::format("activations.recompute={}", recompute)},
+                                  layout);
+      INFO(shown(base));
+      const Pair reference = train_pair(base, false),
+                 offloaded = train_pair(with(base, kEverything), true);
+      check_equal(reference.stats, offloaded.stats);
+      for (std::size_t rank = 0; rank < 2; ++rank)
+        CHECK(differences(reference.weights[rank], offloaded.weights[rank]).empty());
     }
   }
 }
@@ -186,6 +215,27 @@ TEST_CASE("train: the device's share of offloaded activations does not grow with
   };
   CHECK(places(32) > 0);
   CHECK(places(64) <= places(32));
+}
+
+TEST_CASE("train: offloaded activations over phases with other lengths, in memory of the start") {
+  const Overrides base{
+      "run.precision=f32",
+      "train.phases=[{until: 1}, {until: 2, sequence_length: 32, micro_batch_size: 2}, {until: 20, "
+      "micro_batch_size: 2}]"};
+  const auto after = [&](const Overrides& more) {
+    Run run(hybrid_config(with(base, more)), nullptr, Stream::Mode::worker, kCpu, disturbance(5));
+    const auto own = [] {
+      return bytes_of(memory_in_use(), "offloaded activations") +
+             bytes_of(memory_in_use(), "offloaded activations, host");
+    };
+    const std::size_t at_start = own();
+    run.steps(3);
+    CHECK(own() == at_start);
+    return run.snapshot();
+  };
+  const Snapshot reference = after({});
+  for (const char* order : {"parallel.order=horizontal", "parallel.order=vertical"})
+    CHECK(differences(reference, after(with(kEverything, {order}))).empty());
 }
 
 TEST_CASE("train: offload that cannot be is refused") {
