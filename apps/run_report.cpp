@@ -133,6 +133,10 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
     record.tiers = tiers_->kinds();
     if (is_multiple(stats.step, config().log.detail_every)) record.tier_layers = tiers_->layers();
   }
+  if (stats.activations_out > 0) {
+    record.activations_out = stats.activations_out;
+    record.activations_in = stats.activations_in;
+  }
   for (const auto& [last_step, flops] : phase_flops_) {
     if (stats.step > last_step) continue;
     record.flops = flops * static_cast<double>(stats.tokens);

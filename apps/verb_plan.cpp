@@ -63,7 +63,9 @@ int plan(const PlanArguments& arguments) {
   const auto pipeline = make_pipeline_plan(loaded.config, result);
   if (arguments.schedule) {
     if (!pipeline)
-      throw UsageError("--schedule: parallel.pp is 1, so there is no pipeline; try parallel.pp=4");
+      throw UsageError(
+          "--schedule: parallel.pp is 1, so there is no pipeline; try parallel.pp=4, or "
+          "parallel.order=vertical");
     std::cout << schedule_text(*pipeline, *arguments.schedule);
     return 0;
   }

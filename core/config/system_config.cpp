@@ -67,8 +67,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("order",
     &S::order,
     "Order of layers and micro-batches in a step: every micro-batch through all layers "
-    "(horizontal) or every layer over all micro-batches (vertical).")
-      .only_default("the vertical order");
+    "(horizontal), or every layer over all micro-batches before the next layer (vertical), so that "
+    "offloaded weights are loaded once for all of them; what is saved of all micro-batches is then "
+    "kept at once. The bits are the same; with tied embeddings they differ in the last place.");
 }
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {
@@ -124,8 +125,16 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
       .one_or_list()
       .default_is("[] (none)")
       .example("[selective, \"mlp.*\", \"attn.q\"]");
-  f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
-      .only_default("the offload of activations");
+  f("residual_offload",
+    &S::residual_offload,
+    "What layers hand on, the residual sum and its snapshots, waits in host memory from its use in "
+    "forward to its use in backward; copies go beside the computing, and the bits are the same.");
+  f("offload",
+    &S::offload,
+    "Name patterns of activations that wait in host memory likewise, of those that are kept.")
+      .one_or_list()
+      .default_is("[] (none)")
+      .example("[\"mlp_block.normed\", \"attn.*\"]");
 }
 
 void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {

@@ -48,6 +48,7 @@ struct ActivationsConfig {
   /// recomputed, {} or {"none"} = nothing.
   std::vector<std::string> recompute;
   bool residual_offload = false;
+  std::vector<std::string> offload;  ///< name patterns of what else waits in host memory
   static void describe(Fields<ActivationsConfig>& f);
 };
 

@@ -299,8 +299,10 @@ ModelPlan make_plan(const config::Config& config) {
   const auto recompute = recompute_findings(model, config.activations);
   plan.findings.insert(plan.findings.end(), recompute.begin(), recompute.end());
   // With patterns that cannot be kept, sizes are those of none.
-  Activations activations(
-      model, recompute.empty() ? recompute_policy(config.activations) : RecomputePolicy());
+  RecomputePolicy policy =
+      recompute.empty() ? recompute_policy(config.activations) : RecomputePolicy();
+  policy.offload = {};  // all that is kept counts, wherever it is
+  Activations activations(model, policy);
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
   for (std::size_t l = 0; plan.activation_bytes && l < plan.layers.size(); ++l)
     plan.layers[l].activation_bytes =

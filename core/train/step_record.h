@@ -96,6 +96,8 @@ struct StepRecord {
   std::optional<double> mfu;  ///< the same over the device's peak, which the header names
   std::optional<std::int64_t> memory_bytes;  ///< device memory of the rank that uses most
   std::optional<std::int64_t> host_bytes;    ///< resident host memory of the rank that uses most
+  /// Activations copied to host memory and back, by rank 0; where some are.
+  std::optional<std::int64_t> activations_out, activations_in;
   std::optional<std::int64_t> total_tokens;  ///< consumed since step 1
 
   /// Of this step alone; empty when it has no tokens or took no time.

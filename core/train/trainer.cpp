@@ -57,6 +57,7 @@ Trainer::~Trainer() {
   try {
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
+    if (offloader_) offloader_->synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
 }
@@ -133,9 +134,14 @@ void Trainer::allocate() {
   for (int i = 0; i < memory_.num_deferred; ++i)
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  if (memory_.offload > 0)
+    offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
+  allocate_offload_host();
   const DType stats = parts_.params->precision().stats;
-  losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
+  const std::int64_t rows = parts_.model->loss_rows();
+  losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
+  loss_rows_ = losses_memory_.view({rows, kNumLosses}, stats, kNumLosses * 8);
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
@@ -166,6 +172,23 @@ void Trainer::allocate() {
     bytes += padded(parts_.params->buffer(named.moe->counts()).bytes()) +
              padded(parts_.params->buffer(named.moe->bias()).bytes());
   host_results_ = make_host_buffer(bytes, parts_.device, "results, host");
+}
+
+void Trainer::allocate_offload_host() {
+  if (memory_.offload_host == 0) return;
+  try {
+    offload_host_ =
+        make_host_buffer(memory_.offload_host, parts_.device, "offloaded activations, host");
+  } catch (const ResourceError& e) {
+    throw ResourceError(fmt::format(
+        "activations that wait in host memory need {:.1f} GiB of {}host memory for this rank, "
+        "which "
+        "are not to be had ({}). Less takes: activations.recompute: [full], smaller or fewer "
+        "micro-batches, fewer names in activations.offload, or residual_offload: false",
+        static_cast<double>(memory_.offload_host) / (1024.0 * 1024 * 1024),
+        parts_.device.kind == Device::Kind::cuda ? "pinned " : "",
+        e.what()));
+  }
 }
 
 // For the phase that needs most, so that nothing is allocated once training has begun.
@@ -218,11 +241,14 @@ void Trainer::enter_phase(const Phase& phase) {
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  if (is_pipelined()) {
+  if (walks_chunks()) {
     place_pipeline(phase);
   } else {
+    place_offload(StepPasses::of_one_chunk());
     activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8),
+        0,
+        offload_ ? offload_->parts(*offloader_, 0, 0) : std::vector<TensorView>()));
   }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
@@ -251,6 +277,27 @@ void Trainer::enter_phase(const Phase& phase) {
                 static_cast<std::int64_t>(micro_batches_.size()));
 }
 
+void Trainer::place_offload(const StepPasses& passes) {
+  offloader_.reset();
+  offload_ = ActivationOffload::make(*parts_.model, passes);
+  if (!offload_) return;
+  const auto bytes = [](const Buffer& b) {
+    return b.bytes() == 0 ? TensorView()
+                          : b.view({static_cast<std::int64_t>(b.bytes())}, DType::u8);
+  };
+  offloader_ = std::make_unique<offload::Offloader>(
+      offload_->plan(),
+      offload::Offloader::Memory{bytes(offload_memory_), bytes(offload_host_)},
+      parts_.stream_mode,
+      parts_.offload_disturbance);
+}
+
+Trainer::OffloadTraffic Trainer::offload_traffic() const {
+  if (!offload_) return {};
+  const std::size_t rounds = pipeline_ ? 1 : micro_batches_.size();
+  return {offload_->plan().bytes_out * rounds, offload_->plan().bytes_in * rounds};
+}
+
 void Trainer::place_pipeline(const Phase& phase) {
   std::vector<Arena*> deferred;
   for (const auto& arena : deferred_)
@@ -259,15 +306,25 @@ void Trainer::place_pipeline(const Phase& phase) {
   const MeshPosition& position = parts_.params->position();
   const std::int64_t own_tokens =
       phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
+  pipeline::Schedule schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks()));
+  pipeline::BundlePlan bundles =
+      layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens);
+  const int stage = position.coordinate(Axis::pp);
+  place_offload(StepPasses::of_schedule(
+      schedule, pipeline::Executor::needs(schedule, bundles, stage), stage));
   pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
       .model = parts_.model,
       .params = parts_.params,
       .backend = &backend_->backend(),
       .comm = stages(),
       .mode = parts_.stream_mode,
-      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
-      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
+      .schedule = std::move(schedule),
+      .bundles = std::move(bundles),
       .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
+      .offloaded =
+          [this](int chunk, int slot) {
+            return offload_ ? offload_->parts(*offloader_, chunk, slot) : std::vector<TensorView>();
+          },
       .transient = transient_.get(),
       .deferred = deferred,
       .context =
@@ -377,6 +434,7 @@ void Trainer::reset_step_buffers() {
   parts_.params->zero_grads(stream);
   if (ExpertTiers* tiers = parts_.params->tiers()) tiers->begin_step();
   zero_tensor(losses_, stream);
+  zero_tensor(loss_rows_, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step) continue;
@@ -392,7 +450,14 @@ void Trainer::reset_step_buffers() {
   if (reduction_) reduction_->begin();
 }
 
+// Layer by layer: the same bits in any order of layers and micro-batches.
+void Trainer::add_losses_of_layers() {
+  for (std::int64_t row = 0; row < loss_rows_.dim(0); ++row)
+    run(backend_->backend(), Accumulate{.y = losses_, .x = loss_row(loss_rows_, row)});
+}
+
 void Trainer::reduce_over_ranks() {
+  add_losses_of_layers();
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
@@ -417,12 +482,13 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .weight_gradients = gradients,
           .sequence = micro_batches_[micro_batch]->sequence(),
           .step_scalars = parts_.optimizer->scalars(),
-          .losses = losses_,
+          .losses = loss_rows_,
           .training = true,
           .gradients_final = {},
           .choices = choices_,
           .micro_batch = static_cast<std::int64_t>(
-              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch)};
+              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
+          .offload = offloader_.get()};
 }
 
 StepStats Trainer::step() {
@@ -482,7 +548,9 @@ void Trainer::begin_exchanges() {
 void Trainer::forward_backward() {
   if (pipeline_) {
     timer_->stream_does(StepPart::communication);
-    pipeline_->run([this](StorageId first) { reduction_->final_from(first, backend_->stream()); });
+    pipeline_->run(
+        reduction_ ? [this](StorageId first) { reduction_->final_from(first, backend_->stream()); }
+                   : std::function<void(StorageId)>());
     return reduce_over_ranks();
   }
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
@@ -534,6 +602,8 @@ StepStats Trainer::finish_step() {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
+  stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
+  stats.activations_in = static_cast<std::int64_t>(offload_traffic().in);
   return stats;
 }
 
@@ -683,9 +753,11 @@ double Trainer::loss_of(const data::Batch& batch) {
   RunContext c = training_context(0, *transient_, at_once_);
   c.training = false;
   c.choices = nullptr;
+  c.offload = nullptr;
+  c.losses = losses_;
   if (pipeline_) {
     pipeline_->evaluate(c);
-    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+    if (is_pipelined()) stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
   } else {
     parts_.model->forward(c, *activations_);
   }

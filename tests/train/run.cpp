@@ -167,7 +167,8 @@ Run::Run(const config::Config& c,
          Communicator* world,
          Stream::Mode mode,
          Device device,
-         const std::optional<Offload>& offload)
+         const std::optional<Offload>& offload,
+         const offload::Disturbance& disturbance)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   const MeshPosition position = mesh ? mesh->position() : MeshPosition();
@@ -202,7 +203,8 @@ Run::Run(const config::Config& c,
                      .valid = data::open_tokens(config.data.train, config),
                      .device = device,
                      .recompute = recompute_policy(config.activations),
-                     .stream_mode = mode});
+                     .stream_mode = mode,
+                     .offload_disturbance = disturbance});
 }
 
 std::vector<StepStats> Run::steps(int n) {

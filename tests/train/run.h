@@ -38,7 +38,8 @@ class Run {
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
                Device device = kCpu,
-               const std::optional<Offload>& offload = {});
+               const std::optional<Offload>& offload = {},
+               const offload::Disturbance& disturbance = {});
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);

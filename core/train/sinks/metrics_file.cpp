@@ -97,6 +97,8 @@ std::string to_json(const StepRecord& r) {
   o.put("mfu", r.mfu);
   o.put("memory_bytes", r.memory_bytes);
   o.put("host_bytes", r.host_bytes);
+  o.put("activations_out_bytes", r.activations_out);
+  o.put("activations_in_bytes", r.activations_in);
   return o.line();
 }
 
