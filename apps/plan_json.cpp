@@ -137,9 +137,9 @@ Json rank_memory(const std::optional<MemoryPlan>& rank) {
           {"total", rank->total()},
           {"host_parts", by_tag(rank->host)},
           {"file_parts", by_tag(rank->file)},
+          {"experts", tiers_json(*rank)},
           {"activations_out_per_step", rank->activations_out},
-          {"activations_in_per_step", rank->activations_in},
-          {"experts", tiers_json(*rank)}};
+          {"activations_in_per_step", rank->activations_in}};
 }
 
 // What offloaded experts move in a step; null without.

@@ -43,6 +43,9 @@ std::size_t MemoryPlan::total() const {
 
 namespace {
 
+// Of a tag in host memory whose device part has a buffer of its own.
+constexpr const char* kHostSuffix = ", host";
+
 // A part in all tiers.
 struct Row {
   std::string tag;
@@ -62,7 +65,7 @@ std::vector<Row> rows_of(const MemoryPlan& plan) {
   if (plan.communication > 0) add({"communication", plan.communication}, &Row::device);
   if (plan.runtime > 0) add({"CUDA context and libraries (estimate)", plan.runtime}, &Row::device);
   for (const MemoryUse& use : plan.host)
-    add(use, &Row::host);
+    add({use.tag.substr(0, use.tag.rfind(kHostSuffix)), use.bytes}, &Row::host);
   for (const MemoryUse& use : plan.file)
     add(use, &Row::file);
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
@@ -99,7 +102,7 @@ std::string MemoryPlan::table() const {
     line(r);
   line(sum);
   if (activations_out > 0)
-    text += fmt::format("  a step copies {} of activations to host memory and {} back\n",
+    text += fmt::format("  offloaded activations: a step copies {} out and {} back\n",
                         size(activations_out),
                         size(activations_in));
   return text;
@@ -119,6 +122,7 @@ struct PlannedRank {
 struct DryRun {
   MemoryPlan plan;
   std::vector<TierGroup> groups;  ///< of offloaded experts
+  std::size_t activations_host = 0;
 };
 
 DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& tiers) {
@@ -163,7 +167,6 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
   plan.parts.push_back({"offloaded activations", step.offload});
-  if (step.offload_host > 0) plan.host.push_back({"offloaded activations", step.offload_host});
   plan.activations_out = step.offload_out;
   plan.activations_in = step.offload_in;
   plan.parts.push_back(
@@ -185,6 +188,8 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
     plan.file = params.tiers()->file_use();
     if (!tiers->groups.empty()) plan.tier_parts = tier_parts(result.groups, *tiers);
   }
+  result.activations_host = step.offload_host;
+  plan.host.push_back({std::string("offloaded activations") + kHostSuffix, step.offload_host});
   for (auto* list : {&plan.parts, &plan.host, &plan.file})
     std::erase_if(*list, [](const MemoryUse& use) { return use.bytes == 0; });
   return result;
@@ -221,6 +226,7 @@ MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
     tier.host = *limits.host;
     tier.host_is_budget = false;
   }
+  tier.host_rest = bare.activations_host;
   const auto limit = device_limit(run.config, limits, bare.plan.runtime);
   const bool is_left_over = limit && !run.config.experts.device_cache && !limits.least_caches;
   // What the rest takes depends a little on the caches.

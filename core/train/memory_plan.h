@@ -22,15 +22,16 @@ struct MemoryPlan {
   std::vector<MemoryUse> parts;   ///< in the order of allocation, none empty
   std::size_t runtime = 0;        ///< estimate: CUDA context, kernels, libraries (0 on the CPU)
   std::size_t communication = 0;  ///< exchange buffers, and an estimate of the library's own
-  /// With experts.offload: what ParameterStore::offload_experts() takes, what that comes to, and the bytes in host memory and
-  /// in the file, by the tags of `parts`. Offloaded activations wait in host memory, too.
+  /// With experts.offload: what ParameterStore::offload_experts() takes, and what that comes to.
   std::optional<ExpertTierOptions> tiers;
   std::vector<TierPart> tier_parts;
+  std::optional<std::uint64_t> device_limit;  ///< that decided the size of the caches
+  /// Host memory, pinned for a GPU, in which experts live and activations wait, and bytes of the file; by the tags of `parts`.
   std::vector<MemoryUse> host, file;
   std::size_t activations_out = 0, activations_in = 0;  ///< bytes that a step copies there and back
-  std::optional<std::uint64_t> device_limit;            ///< that decided the size of the caches
   std::size_t total() const;                            ///< on the device
-  /// Indented lines, largest part first, and the sum; with offloaded experts a column each for device, host memory and file.
+  /// Indented lines, largest part first, and the sum; where something is offloaded, a column each for device, host memory and
+  /// file.
   std::string table() const;
 };
 

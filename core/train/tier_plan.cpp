@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/train/optimizer_config.h"
 #include "memory/tiers/device_cache.h"
 #include "memory/tiers/scratch_file.h"
 
@@ -229,6 +230,8 @@ std::uint64_t least_host(std::vector<Chosen> all) {
   text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", size_text(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
                                               size_text(limits.host));
+  if (limits.host_rest > 0)
+    text += fmt::format(", of which offloaded activations take {}", size_text(limits.host_rest));
   if (limits.file == 0) {
     throw ResourceError(
         text + (limits.host_is_budget
@@ -268,7 +271,9 @@ bool place_at_home(std::vector<Chosen>& all,
     c.in_file = 0;
     c.staging = 0;
   }
-  const auto fits_host = [&] { return sum(all, &Chosen::host) + tables <= limits.host; };
+  const auto fits_host = [&] {
+    return sum(all, &Chosen::host) + tables + limits.host_rest <= limits.host;
+  };
   if (fits_host()) return true;
   // What has a slot for good needs no home.
   for (Chosen& c : all)
@@ -400,13 +405,6 @@ void fill_tiers(std::span<const TierGroup> groups,
   }
 }
 
-std::vector<std::string> expert_state_kinds(const config::OptimizerConfig& config) {
-  std::vector<std::string> kinds{"momentum"};
-  if (config.name != config::OptimizerName::muon) kinds = {"m", "v"};
-  if (config.ema_decay) kinds.emplace_back("average");
-  return kinds;
-}
-
 TierLimits tier_limits(const config::Config& config) {
   const auto limit = [](const std::optional<std::int64_t>& bytes, std::uint64_t otherwise) {
     return bytes ? static_cast<std::uint64_t>(*bytes) : otherwise;
@@ -424,7 +422,7 @@ ExpertTierOptions expert_tier_options(const config::Config& config, int rank) {
   options.weights = config.experts.offload == config::ExpertOffload::full;
   options.policy = policy_of(config.experts.policy);
   options.seed = static_cast<std::uint64_t>(config.run.seed);
-  options.state_kinds = expert_state_kinds(config.optimizer);
+  options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
   options.folder = config.memory.file_path.value_or("");
   options.rank = rank;
   options.verify_reads = config.memory.verify_reads;

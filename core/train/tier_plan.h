@@ -22,7 +22,8 @@ struct TierLimits {
   /// Where the limit of the caches is what something leaves: all of that, and what the rest of the run takes of it.
   std::optional<std::uint64_t> device_budget;
   std::uint64_t device_rest = 0;
-  bool host_is_budget = true;  ///< memory.host_budget; else what the machine has
+  bool host_is_budget = true;   ///< memory.host_budget; else what the machine has
+  std::uint64_t host_rest = 0;  ///< what other things take of `host`
   /// All micro-batches of a layer follow each other, so that a cache of its gradients spares them all ways but one.
   bool is_vertical = false;
   bool least_slots = false;        ///< no cache gets more slots than it must have
@@ -70,10 +71,6 @@ void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options);
 constexpr std::int64_t kStateSlots = 6, kRunSlots = 8;
-
-/// What the optimizer keeps of every expert beside masters, as ExpertTierOptions::state_kinds: "m" and "v", or "momentum",
-/// then "average".
-std::vector<std::string> expert_state_kinds(const config::OptimizerConfig& config);
 
 /// The limits that the keys set, without memory.device_budget: how much it leaves for the caches has to be measured
 /// (plan_memory()).

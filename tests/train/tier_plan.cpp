@@ -331,5 +331,5 @@ TEST_CASE("tier plan: of the keys") {
   CHECK(options.groups.size() == 2);
   config.optimizer.name = config::OptimizerName::muon;
   config.optimizer.ema_decay.reset();
-  CHECK(expert_state_kinds(config.optimizer) == std::vector<std::string>{"momentum"});
+  CHECK(expert_tier_options(config, 0).state_kinds == std::vector<std::string>{"momentum"});
 }

@@ -47,7 +47,7 @@ std::vector<TierGroup> groups_of(const config::Config& config) {
   declare(store);
   store.offload_experts(expert_tier_options(config, 0));
   store.seal_pretend(kCpu);
-  return store.tier_groups(expert_state_kinds(config.optimizer));
+  return store.tier_groups(expert_tier_options(config, 0).state_kinds);
 }
 
 TEST_CASE("tier use: a store takes what was planned, and a pretended one says the same") {
