@@ -271,5 +271,53 @@ TEST_CASE(
                   InternalError);
 }
 
+TEST_CASE(
+    "tiers: single copies are given up, another policy takes over what is kept, and a block can "
+    "pass ahead") {
+  const TemporaryFolder folder("tiers_single");
+  HomeTiers homes(layout(), home_options(folder.path(), 6, 0, 0));
+  fill_homes(homes);
+  DeviceCache cache(
+      homes, {.range = {0, 1}, .slots = 4, .transit = 2, .poison = true}, make_lru_policy());
+  Stream user(kCpu, "user");
+  std::atomic<int> wrong{0};
+  const auto use = [&](Block b) {
+    const std::byte* at = cache.data(cache.acquire(b, Access::read, user), 0);
+    user.enqueue([=, &wrong] {
+      if (!moesaic::test::holds(at, b, 0, 0)) ++wrong;
+    });
+    cache.release(b, Access::read, user);
+  };
+  use(0);
+  use(1);
+  CHECK((cache.keeps(0) && cache.keeps(1) && !cache.keeps(2)));
+  // 0 and 1 stay from now on; the others pass.
+  cache.set_policy(make_static_policy({2, 2, 1, 1, 1, 1}));
+  for (const Block b : {2, 3, 4})
+    use(b);
+  CHECK((cache.keeps(0) && cache.keeps(1)));
+  CHECK((!cache.holds(2) && cache.holds(3) && cache.holds(4)));
+  CHECK(!cache.prefetch(5));
+  CHECK(!cache.holds(5));
+  CHECK(cache.prefetch(5, true));  // in the place of 3
+  CHECK((!cache.holds(3) && cache.holds(4) && cache.holds(5)));
+  CHECK(cache.counters().prefetches == 1);
+  use(5);
+  CHECK(cache.counters().hits == 1);
+  // A copy that nobody needs any more leaves without a way home.
+  std::byte* at = cache.data(cache.acquire(1, Access::write, user), 0);
+  user.enqueue([at] { put(at, 1, 0, 9); });
+  CHECK_THROWS_AS(cache.discard(1), InternalError);
+  cache.release(1, Access::write, user, SectionRange{0, 1});
+  cache.discard(1);
+  cache.discard(1);  // what is not there may be given up
+  CHECK((!cache.holds(1) && cache.resident() == 3));
+  CHECK(cache.counters().bytes_down == 0);
+  use(1);
+  CHECK(cache.keeps(1));
+  user.synchronize();
+  CHECK(wrong == 0);
+}
+
 }  // namespace
 }  // namespace moesaic::test
