@@ -57,7 +57,7 @@ OpCost ExchangeGroups::cost() const {
 void ExchangeCounts::check() const {
   check_places(places);
   grid.check();
-  MOESAIC_CHECK(1 <= hops.size && hops.size <= 3, "an exchange has one to three hops");
+  MOESAIC_CHECK(0 <= hops.size && hops.size <= 3, "an exchange has at most three hops");
   check_i32(counts, {num_path_counts(hops, grid, hops.size) + grid.owners()}, "counts");
 }
 OpCost ExchangeCounts::cost() const {

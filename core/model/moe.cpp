@@ -127,6 +127,8 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
       [this](Tape& p) { count(p); },
       StepKind::chooses);
   declare_gathered_choices(tape);
+  expert_rows_ =
+      tape.host_value([this] { return std::make_shared<ExpertRows>(params_, experts_here()); });
   if (exchange_ != nullptr) declare_departure(tape);
   declare_expert_input(tape, tokens);
   if (exchange_ != nullptr) {
@@ -145,6 +147,7 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   }
   for (std::size_t chunk = 0; chunk < a_.here.size(); ++chunk) {
     declare_sort(tape, chunk);
+    if (shared_ && exchange_ == nullptr && shared_come_first()) declare_shared(tape, bounds);
     declare_experts(tape, chunk);
     if (exchange_ != nullptr) declare_way_back(tape, chunk);
   }
@@ -203,7 +206,7 @@ void MoeLayer::declare_output(TapeSpec& tape, const Bounds& bounds, ActId y) {
     }
     reads = {a_.un};
   }
-  if (shared_ && exchange_ == nullptr) declare_shared(tape, bounds);
+  if (shared_ && !shared_come_first()) declare_shared(tape, bounds);
   if (a_.shared.valid()) reads.push_back(a_.shared);
   tape.step("moe.output", reads, {y}, [this, y, combine](Tape& p) {
     if (options_.latent > 0) {

@@ -2,9 +2,11 @@
 #include <optional>
 #include <vector>
 
+#include "core/model/expert_rows.h"
 #include "core/model/mlp.h"
 #include "core/model/options.h"
 #include "core/nn/module.h"
+#include "kernels/ops/grouped_gemm.h"
 
 namespace moesaic {
 
@@ -136,6 +138,27 @@ class MoeLayer : public Module {
     TensorView topk, weights, count, offsets, row_of_assignment, token_of_row, xs;
   };
   std::int64_t experts_here() const;
+  // The weights of experts here need not be on the device all at once, nor their gradients: products are formed for a run of
+  // experts at a time, each with the offsets and slots of the run.
+  ExpertRows& expert_rows(Tape& tape) const { return tape.host<ExpertRows>(expert_rows_); }
+  /// The use that the pass on the tape makes of the experts' weights, or of their gradients.
+  struct ExpertVisit {
+    std::shared_ptr<const std::vector<std::int64_t>> rows;
+    MemberVisit visit;  ///< of these rows
+  };
+  ExpertVisit expert_visit(Tape& tape) const;
+  /// Calls `work` with runs of experts and their part of `offsets`; MemberRun::slots are weights.
+  using RunWork = std::function<void(const MemberRun& run, ConstTensorView offsets)>;
+  void with_weights(Tape& tape,
+                    StorageId weight,
+                    ConstTensorView offsets,
+                    const RunWork& work) const;
+  /// Adds the gradient of `weight`, for which `op` still needs dw and slots; none while it is frozen.
+  void add_weight_gradient(Tape& tape,
+                           StorageId weight,
+                           const GroupedLinearBackwardWeight& op) const;
+  /// Whether the shared experts come before the others in forward, where the host may have something to wait for.
+  bool shared_come_first() const { return exchange_ != nullptr || params_.wants_member_rows(); }
   std::int64_t row_width() const { return options_.latent > 0 ? options_.latent : options_.hidden; }
   /// Of a chunk, from the tape.
   SortedRows sorted_rows(Tape& tape, std::size_t chunk) const;
@@ -212,7 +235,7 @@ class MoeLayer : public Module {
   const TokenSlices* expert_slices_ = nullptr;
   std::int64_t expert_tokens_ = 0;                  // of the ranks along Axis::etp together
   std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are
-  HostId plan_;
+  HostId plan_, expert_rows_;
   std::int64_t further_passes_ = 0;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
   BufferId bias_, counts_, histogram_, frequency_, average_load_, saved_places_;

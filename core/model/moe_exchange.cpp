@@ -50,6 +50,7 @@ void MoeLayer::declare_arrival(TapeSpec& tape) {
       [this](Tape& p) {
         ExchangePlan& plan = plan_of(p);
         exchange_->finish_plan(plan, p.backend());
+        expert_rows(p).set(plan.expert_rows());
         if (p.stream().mode() != Stream::Mode::dry)
           further_passes_ += plan.passes() - exchange_->chunks();
         Backend& way = exchange_->depart(p.backend());

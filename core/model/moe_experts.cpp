@@ -46,12 +46,57 @@ void MoeLayer::declare_sort(TapeSpec& tape, std::size_t chunk) {
                            .topk = p.in(h.topk),
                            .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
                            .token_count = h.count.valid() ? p.in(h.count) : ConstTensorView()});
+        // With an exchange its plan tells them, or nobody.
+        if (exchange_ == nullptr) expert_rows(p).read(p.out(h.offsets), p.stream());
       },
       StepKind::chooses);
 }
 
 std::int64_t MoeLayer::experts_here() const {
   return params_.members_here(params_.params_of(w2_).front());
+}
+
+// Chunks, further passes and replays of a micro-batch are parts of one visit, with the rows of all of them.
+MoeLayer::ExpertVisit MoeLayer::expert_visit(Tape& tape) const {
+  const RunContext& context = tape.context();
+  ExpertVisit v{expert_rows(tape).get(), {}};
+  v.visit.kind = tape.is_backward() ? tiers::VisitKind::backward : tiers::VisitKind::forward;
+  v.visit.outside = !context.training;
+  v.visit.micro_batch = context.micro_batch_here;
+  if (v.rows != nullptr) v.visit.rows = *v.rows;
+  return v;
+}
+
+namespace {
+ConstTensorView offsets_of(const MemberRun& run, ConstTensorView offsets) {
+  return offsets.rows(run.begin, run.end + 1);
+}
+}  // namespace
+
+void MoeLayer::with_weights(Tape& tape,
+                            StorageId weight,
+                            ConstTensorView offsets,
+                            const RunWork& work) const {
+  const ExpertVisit v = expert_visit(tape);
+  params_.weights_of_members(weight, v.visit, tape.stream(), [&](const MemberRun& run) {
+    work(run, offsets_of(run, offsets));
+  });
+}
+
+// What is queued asks for the gradients when its time comes.
+void MoeLayer::add_weight_gradient(Tape& tape,
+                                   StorageId weight,
+                                   const GroupedLinearBackwardWeight& op) const {
+  if (!params_.has_gradient(weight)) return;
+  tape.add_weight_gradient([&params = params_, weight, op, v = expert_visit(tape)](Backend& b) {
+    params.gradients_of_members(weight, v.visit, stream_of(b), [&](const MemberRun& run) {
+      GroupedLinearBackwardWeight part = op;
+      part.dw = run.slots;
+      part.offsets = offsets_of(run, op.offsets);
+      part.slot_of_expert = run.slot_of_member;
+      moesaic::run(b, part);
+    });
+  });
 }
 
 // What goes to the experts: x, or its projection, of all ranks along Axis::etp.
@@ -143,29 +188,30 @@ void MoeLayer::gate_and_activate(Tape& tape,
                                  TensorView gate_up,
                                  ConstTensorView xs,
                                  ConstTensorView offsets) const {
-  const WeightLease w = tape.weight(w13_);
-  const ConstTensorView slots = tape.context().params.slot_of_member(w13_);
-  if (!h.empty()) {
-    tape.run(GroupedGluForward{.h = h,
-                               .gate_up = gate_up,
-                               .x = xs,
-                               .w = w.view(),
-                               .offsets = offsets,
-                               .slot_of_expert = slots,
-                               .activation = options_.activation});
-  } else {
-    tape.run(GroupedLinearForward{
-        .y = gate_up, .x = xs, .w = w.view(), .offsets = offsets, .slot_of_expert = slots});
-  }
+  with_weights(tape, w13_, offsets, [&](const MemberRun& run, ConstTensorView of_run) {
+    if (!h.empty()) {
+      tape.run(GroupedGluForward{.h = h,
+                                 .gate_up = gate_up,
+                                 .x = xs,
+                                 .w = run.slots,
+                                 .offsets = of_run,
+                                 .slot_of_expert = run.slot_of_member,
+                                 .activation = options_.activation});
+    } else {
+      tape.run(GroupedLinearForward{.y = gate_up,
+                                    .x = xs,
+                                    .w = run.slots,
+                                    .offsets = of_run,
+                                    .slot_of_expert = run.slot_of_member});
+    }
+  });
 }
 
 void MoeLayer::down(Tape& tape, TensorView ye, ConstTensorView h, ConstTensorView offsets) const {
-  const WeightLease w = tape.weight(w2_);
-  tape.run(GroupedLinearForward{.y = ye,
-                                .x = h,
-                                .w = w.view(),
-                                .offsets = offsets,
-                                .slot_of_expert = tape.context().params.slot_of_member(w2_)});
+  with_weights(tape, w2_, offsets, [&](const MemberRun& run, ConstTensorView of_run) {
+    tape.run(GroupedLinearForward{
+        .y = ye, .x = h, .w = run.slots, .offsets = of_run, .slot_of_expert = run.slot_of_member});
+  });
 }
 
 void MoeLayer::combine_here(Tape& tape,
@@ -188,7 +234,6 @@ void MoeLayer::backward_here(Tape& tape,
   const DType compute = precision_.compute;
   const ConstTensorView offsets = sorted.offsets;
   const std::int64_t rows = from.gate_up.dim(0), f = options_.inner, l = du.dim(1);
-  const ParameterStore& params = tape.context().params;
   const Tape::Scope scope(tape);  // by far the most that a layer takes
 
   const TensorView dys = tape.temp({rows, l}, compute, "d moe.expert_output");
@@ -200,54 +245,38 @@ void MoeLayer::backward_here(Tape& tape,
   const TensorView drow_weight = tape.temp({rows}, precision_.stats, "d moe.row_weight");
   const TensorView dgate_up = tape.temp({rows, 2 * f}, compute, "d moe.gate_up");
   const TensorView weighted_h = tape.temp({rows, f}, compute, "moe.weighted_h");
-  {
-    const WeightLease w = tape.weight(w2_);
+  with_weights(tape, w2_, offsets, [&](const MemberRun& run, ConstTensorView of_run) {
     tape.run(GroupedGluBackward{.dgate_up = dgate_up,
                                 .drow_weight = drow_weight,
                                 .h = weighted_h,
                                 .dy = dys,
-                                .w = w.view(),
+                                .w = run.slots,
                                 .gate_up = from.gate_up,
                                 .row_weight = row_weight,
-                                .offsets = offsets,
-                                .slot_of_expert = params.slot_of_member(w2_),
+                                .offsets = of_run,
+                                .slot_of_expert = run.slot_of_member,
                                 .activation = options_.activation,
                                 .weight_h = true});
-  }
-  if (const TensorView dw2 = tape.grad(w2_); !dw2.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw2,
-                                    .dy = dys,
-                                    .x = weighted_h,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w2_)});
-  }
+  });
+  add_weight_gradient(tape, w2_, {.dy = dys, .x = weighted_h, .offsets = offsets});
   tape.run(RowWeightBackward{.dweights = dweights,
                              .drow_weight = drow_weight,
                              .row_of_assignment = sorted.row_of_assignment});
   // The gradients of the outputs are spent, unless weight gradients wait for them.
   const bool spent = tape.context().weight_gradients.mode() == WeightGradients::Mode::at_once;
   const TensorView dxs = spent ? dys : tape.temp({rows, l}, compute, "d moe.xs");
-  {
-    const WeightLease w = tape.weight(w13_);
+  with_weights(tape, w13_, offsets, [&](const MemberRun& run, ConstTensorView of_run) {
     tape.run(GroupedLinearBackwardInput{.dx = dxs,
                                         .dy = dgate_up,
-                                        .w = w.view(),
-                                        .offsets = offsets,
-                                        .slot_of_expert = params.slot_of_member(w13_)});
-  }
+                                        .w = run.slots,
+                                        .offsets = of_run,
+                                        .slot_of_expert = run.slot_of_member});
+  });
   CombineRows sum = dispatch_rows_backward(dz, dxs, sorted.row_of_assignment);
   sum.token_count = sorted.count;
   tape.run(sum);
   done();
-  if (const TensorView dw13 = tape.grad(w13_); !dw13.empty()) {
-    tape.run_weight_gradient(
-        GroupedLinearBackwardWeight{.dw = dw13,
-                                    .dy = dgate_up,
-                                    .x = from.xs,
-                                    .offsets = offsets,
-                                    .slot_of_expert = params.slot_of_member(w13_)});
-  }
+  add_weight_gradient(tape, w13_, {.dy = dgate_up, .x = from.xs, .offsets = offsets});
 }
 
 }  // namespace moesaic

@@ -268,6 +268,7 @@ bool Tape::is_wanted(ActId id) const {
 void Tape::forward(RunContext& context) {
   context_ = &context;
   asked_for_.clear();
+  in_backward_ = false;
   replays_ = 0;
   const Arena::Mark mark(context.transient);
   for (const auto& step : spec_->steps())
@@ -280,7 +281,9 @@ void Tape::backward(RunContext& context, const std::function<void()>& body) {
   context_ = &context;
   auto mark = std::make_unique<Arena::Mark>(context.transient);
   asked_for_.assign(spec_->activations().size(), false);
+  in_backward_ = true;
   body();
+  in_backward_ = false;
   if (context.weight_gradients.mode() == WeightGradients::Mode::deferred)
     context.weight_gradients.hold(std::move(mark));
   mark.reset();

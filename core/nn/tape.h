@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/tensor.h"
@@ -140,6 +141,7 @@ struct RunContext {
   std::function<void(StorageId first)> gradients_final;
   ChoiceObserver* choices = nullptr;  ///< of training only
   std::int64_t micro_batch = 0;       ///< number in the global batch; for `choices`
+  std::int32_t micro_batch_here = 0;  ///< among those of this rank; for MemberVisit
 };
 
 /// The activations of one layer for one micro-batch.
@@ -172,6 +174,8 @@ class Tape {
   /// Whether somebody will read what the running step writes there: in forward a later step, or backward if it is saved; in
   /// a replay, backward's in(). A step may leave out a result that is not wanted, and then must not call out() for it.
   bool is_wanted(ActId id) const;
+  /// Whether backward() runs, replays included.
+  bool is_backward() const noexcept { return in_backward_; }
   RunContext& context() const;
   Backend& backend() const { return context().backend; }
   Stream& stream() const { return stream_of(context().backend); }
@@ -192,7 +196,11 @@ class Tape {
   /// An op that adds into parameter gradients: runs now or is kept for later (WeightGradients).
   template <class Op>
   void run_weight_gradient(const Op& op) const {
-    context().weight_gradients.add(context().backend, [op](Backend& b) { moesaic::run(b, op); });
+    add_weight_gradient([op](Backend& b) { moesaic::run(b, op); });
+  }
+  /// The same of any work, which gets the backend to enqueue on when its time comes.
+  void add_weight_gradient(std::function<void(Backend&)> work) const {
+    context().weight_gradients.add(context().backend, std::move(work));
   }
   /// Gives the temporaries that are taken in its lifetime back at its end, to be used again later in the same backward;
   /// where weight gradients wait, their operands keep the memory. Nothing may be replayed meanwhile: what is read inside
@@ -225,6 +233,7 @@ class Tape {
   std::vector<bool> asked_for_;  // in the last backward
   int replays_ = 0;
   int scopes_ = 0;
+  bool in_backward_ = false;
 };
 
 }  // namespace moesaic

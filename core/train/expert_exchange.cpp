@@ -93,7 +93,8 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                                                      const Precision& precision,
                                                      const MeshPosition& position,
                                                      int ranks_per_node,
-                                                     Communicator* group) {
+                                                     Communicator* group,
+                                                     bool count_experts) {
   if (position.extent(Axis::ep) == 1 || config.model.num_experts == 0) return nullptr;
   const NodeGrid nodes = expert_nodes(position, ranks_per_node);
   const std::int64_t tokens = most_tokens(phase, position);
@@ -107,6 +108,7 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
                       .weights = precision.stats,
                       .buffer_factor = config.dispatch.buffer_factor,
                       .chunks = static_cast<int>(config.dispatch.chunks),
+                      .count_experts = count_experts,
                       .verify = config.dispatch.checksum});
 }
 

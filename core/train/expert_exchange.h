@@ -16,13 +16,14 @@ NodeGrid expert_nodes(const MeshPosition& position, int ranks_per_node);
 
 /// What carries a phase's tokens to their experts; null without expert parallelism. All ranks of `group` call it.
 /// `group`: along Axis::ep; null to measure memory, where nothing is ever sent. Throws UsageError when the method of
-/// section `dispatch` does not fit the nodes.
+/// section `dispatch` does not fit the nodes. count_experts: ExchangeOptions::count_experts.
 std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& config,
                                                      const Phase& phase,
                                                      const Precision& precision,
                                                      const MeshPosition& position,
                                                      int ranks_per_node,
-                                                     Communicator* group);
+                                                     Communicator* group,
+                                                     bool count_experts = false);
 
 /// What a reader wants to know of it, in one line: the method and why, room, types. Empty without expert parallelism.
 std::string exchange_text(const config::Config& config,

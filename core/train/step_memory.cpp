@@ -196,8 +196,13 @@ StepMemory measure_run(const config::Config& config,
     for (const auto& bound : documents)
       most_documents =
           std::max(most_documents, bound.in(phase.micro_batch_size, phase.sequence_length));
-    const auto exchange = make_expert_exchange(
-        config, phase, params.precision(), params.position(), ranks_per_node, nullptr);
+    const auto exchange = make_expert_exchange(config,
+                                               phase,
+                                               params.precision(),
+                                               params.position(),
+                                               ranks_per_node,
+                                               nullptr,
+                                               params.wants_member_rows());
     std::vector<int> slots;
     bool splits_backward = false;
     if (is_pipelined) {

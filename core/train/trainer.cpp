@@ -212,7 +212,8 @@ void Trainer::enter_phase(const Phase& phase) {
                                      parts_.params->precision(),
                                      position,
                                      parts_.ranks_per_node,
-                                     parts_.mesh->group(Axis::ep).comm());
+                                     parts_.mesh->group(Axis::ep).comm(),
+                                     parts_.params->wants_member_rows());
     exchange_->set_meter(&exchange_meter_);
     if (exchange_side_) exchange_->set_side(&exchange_side_->backend());
   }
@@ -428,7 +429,8 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .gradients_final = {},
           .choices = choices_,
           .micro_batch = static_cast<std::int64_t>(
-              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch)};
+              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
+          .micro_batch_here = static_cast<std::int32_t>(micro_batch)};
 }
 
 StepStats Trainer::step() {

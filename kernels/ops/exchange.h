@@ -115,7 +115,7 @@ struct ExchangeGroups {
 /// How many rows leave this owner's tokens, path by path. For every hop h = 1 … hops.size and every path
 /// (a_1, …, a_h) of groups, row-major and hop after hop: the number of rows with a choice whose groups of hops
 /// 1 … h are this path (per_choice: the number of such choices). Then, for every owner, the number of choices that it
-/// gets.
+/// gets. Without hops these alone.
 ///
 ///   counts  [num_path_counts(hops, grid, hops.size) + owners] i32;  places [rows, k] i32, -1 = dropped
 struct ExchangeCounts {

@@ -16,7 +16,7 @@ namespace {
 std::string text_of(const ExchangeOptions& o) {
   return fmt::format(
       "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}, "
-      "chunks {}, verify {}",
+      "chunks {}, experts counted {}, verify {}",
       name(o.method),
       o.grid.nodes,
       o.grid.per_node,
@@ -26,6 +26,7 @@ std::string text_of(const ExchangeOptions& o) {
       name(o.weights),
       o.buffer_factor,
       o.chunks,
+      o.count_experts,
       o.verify);
 }
 
@@ -116,8 +117,8 @@ bool ExpertExchange::may_take_passes() const noexcept {
 
 ExchangePlan ExpertExchange::make_plan(Device device, const std::string& label) const {
   auto plan = std::make_unique<ExchangePlan::Impl>(device, label);
-  const auto bytes = static_cast<std::size_t>(
-      num_counts(impl_->options.method, impl_->options.grid) * impl_->options.grid.ranks() * 4);
+  const auto bytes =
+      static_cast<std::size_t>(impl_->counts_per_rank() * impl_->options.grid.ranks() * 4);
   if (bytes > 0) plan->host_counts = make_host_buffer(bytes, device, "exchange counts");
   return ExchangePlan(std::move(plan));
 }
@@ -139,6 +140,7 @@ void ExpertExchange::begin_plan(
   p.tokens = tokens;
   p.passes = std::max(passes, self.options.chunks);
   p.finished = false;
+  p.expert_rows.clear();
   self.lay_out(p, memory);
   PlanHop& first = p.hops[0];
   const std::int64_t rows = self.dense() ? self.options.max_tokens : tokens;

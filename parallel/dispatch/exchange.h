@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct ExchangeOptions {
   /// Passes that every plan has at least, each with an equal part of the rows that a rank gets, so that some of them can move
   /// while the experts work at others. The buffers of a pass hold as much less; further passes are those beyond.
   int chunks = 1;
+  /// Plans know how many rows each expert here gets: as many counts more are gathered. The dense methods count nothing.
+  bool count_experts = false;
   /// Every message, counts too, is checked by a checksum that its sender made; a damaged one is an InternalError that names
   /// the plan's label, the hop, both ranks and what it held. For looking for faults of network and libraries: the host waits in
   /// each exchange.
@@ -77,6 +80,8 @@ class ExchangePlan {
   int passes() const noexcept;
   /// Rows that come in a pass.
   std::int64_t rows(int pass = 0) const;
+  /// Of every expert here, in all passes; empty without ExchangeOptions::count_experts and on dry streams.
+  std::span<const std::int64_t> expert_rows() const;
   struct Impl;
 
  private:

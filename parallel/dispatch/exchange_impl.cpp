@@ -55,6 +55,11 @@ ExpertExchange::Impl::Impl(Communicator* g, const ExchangeOptions& o, const Exch
   bounds.plan_bytes = lay_out(measured, {});
 }
 
+std::int64_t ExpertExchange::Impl::counts_per_rank() const {
+  return num_counts(options.method, options.grid) +
+         (options.count_experts && !dense() ? options.experts : 0);
+}
+
 std::int64_t ExpertExchange::Impl::most(std::size_t hop) const {
   return most_rows(
       options.method, options.grid, options.max_tokens, options.choices, static_cast<int>(hop));
@@ -77,7 +82,7 @@ ExchangePlan::Impl& ExpertExchange::Impl::finished(const ExchangePlan& plan) {
 
 std::int64_t ExpertExchange::Impl::lay_out(ExchangePlan::Impl& plan, TensorView memory) const {
   PlanMemory m(memory);
-  const std::int64_t k = options.choices, n = num_counts(options.method, options.grid);
+  const std::int64_t k = options.choices, n = counts_per_rank();
   plan.hops.assign(last() + 1, {});
   for (std::size_t h = 0; h <= last(); ++h) {
     PlanHop& hop = plan.hops[h];
@@ -124,8 +129,18 @@ void ExpertExchange::Impl::sort_items(PlanHop& hop,
 }
 
 void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& backend) {
+  const std::int64_t paths = num_counts(options.method, options.grid), all = plan.counts.dim(0);
+  if (all > paths) {
+    const PlaceGrid every_expert{1, static_cast<std::int32_t>(options.experts), 1, 0};
+    run(backend,
+        ExchangeCounts{.counts = plan.counts.rows(paths, all),
+                       .places = plan.hops[0].places,
+                       .grid = every_expert,
+                       .hops = {},
+                       .per_choice = true});
+  }
   run(backend,
-      ExchangeCounts{.counts = plan.counts,
+      ExchangeCounts{.counts = plan.counts.rows(0, paths),
                      .places = plan.hops[0].places,
                      .grid = places(),
                      .hops = hops,
@@ -143,14 +158,25 @@ void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& back
   stream.record(plan.counted);
 }
 
-HopTable ExpertExchange::Impl::table_of(const ExchangePlan::Impl& plan, Backend& backend) const {
+HopTable ExpertExchange::Impl::table_of(ExchangePlan::Impl& plan, Backend& backend) const {
   if (dense()) return dense_hop_table(options.method, options.grid, options.max_tokens);
-  const auto n = static_cast<std::size_t>(plan.all_counts.numel());
-  if (stream_of(backend).mode() == Stream::Mode::dry)
-    return hop_table(options.method, options.grid, std::vector<std::int32_t>(n, 0));
+  const std::int64_t each = num_counts(options.method, options.grid);
+  std::vector<std::int32_t> paths;
+  if (stream_of(backend).mode() == Stream::Mode::dry) {
+    paths.assign(static_cast<std::size_t>(each * options.grid.ranks()), 0);
+    return hop_table(options.method, options.grid, paths);
+  }
   plan.counted.wait_on_host();
+  const std::int64_t n = counts_per_rank();
+  plan.expert_rows.assign(static_cast<std::size_t>(n > each ? places_per_rank : 0), 0);
   const auto* counts = reinterpret_cast<const std::int32_t*>(plan.host_counts.data());
-  return hop_table(options.method, options.grid, {counts, n});
+  for (int from = 0; from < options.grid.ranks(); ++from, counts += n) {
+    paths.insert(paths.end(), counts, counts + each);
+    const std::int32_t* const here = counts + each + rank * places_per_rank;
+    for (std::size_t i = 0; i < plan.expert_rows.size(); ++i)
+      plan.expert_rows[i] += here[i];
+  }
+  return hop_table(options.method, options.grid, paths);
 }
 
 void ExpertExchange::Impl::set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const {

@@ -32,6 +32,8 @@ struct ExpertExchange::Impl {
   bool verifies() const { return options.verify && options.grid.ranks() > 1; }
   PlaceGrid places() const { return options.grid.places(rank, places_per_rank); }
   std::size_t last() const { return static_cast<std::size_t>(hops.size - 1); }
+  /// Counts that a rank sends to all: num_counts() of them are about hops, the others about experts.
+  std::int64_t counts_per_rank() const;
   /// Rows before a hop, and rows that it sends, at most.
   std::int64_t most(std::size_t hop) const;
   std::int64_t most_sent(std::size_t hop) const;
@@ -47,8 +49,8 @@ struct ExpertExchange::Impl {
   void sort_items(PlanHop& hop, std::size_t h, std::int64_t rows, Backend& backend) const;
   /// Counts this rank's rows, gathers the counts of all ranks and starts their way to the host.
   void gather_counts(ExchangePlan::Impl& plan, Backend& backend);
-  /// Waits for them, unless the method is dense.
-  HopTable table_of(const ExchangePlan::Impl& plan, Backend& backend) const;
+  /// Waits for them, unless the method is dense; also learns how many rows experts here get.
+  HopTable table_of(ExchangePlan::Impl& plan, Backend& backend) const;
   void set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const;
 
   struct Piece {

@@ -97,6 +97,10 @@ int ExchangePlan::passes() const noexcept {
   return impl_->passes;
 }
 
+std::span<const std::int64_t> ExchangePlan::expert_rows() const {
+  return impl_->expert_rows;
+}
+
 std::int64_t ExchangePlan::rows(int pass) const {
   MOESAIC_CHECK(impl_->finished && 0 <= pass && pass < impl_->passes, "no such pass");
   std::int64_t sum = 0;

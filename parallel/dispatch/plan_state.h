@@ -30,7 +30,9 @@ struct ExchangePlan::Impl {
   Routing routing;
   std::int64_t tokens = 0;
   std::vector<PlanHop> hops;
-  TensorView counts, all_counts;  ///< i32 [n], [ranks, n] on the device
+  TensorView counts,
+      all_counts;  ///< i32 [n], [ranks, n] on the device: of paths, then of experts, if at all
+  std::vector<std::int64_t> expert_rows;  ///< by number here; empty while unknown
   Buffer host_counts;
   Event counted;
   int passes = 1;

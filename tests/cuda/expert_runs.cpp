@@ -11,7 +11,7 @@ struct Run {
   std::int64_t begin, end;
 };
 
-// Several ops on one routing, a run of experts at a time, the last one first as in backward.
+// Several ops on one routing, a run of experts at a time, from the first on and, as in backward, from the last.
 class Runs {
  public:
   Runs(BackendOwner& owner, const Routing& routing) : owner_(owner), routing_(routing) {}
@@ -25,25 +25,29 @@ class Runs {
     const auto experts = static_cast<std::int64_t>(routing_.rows.size());
     std::vector<OwnedTensor> one;
     reset(rows, results);
-    run(owner_.backend(), op);
+    moesaic::run(owner_.backend(), op);
     for (const Twin* twin : results)
       one.push_back(download(twin->device.view(), owner_.stream()));
     for (const std::int64_t size : {1, 2, 3, 7}) {
-      INFO(Op::kName << ", runs of " << size);
-      reset(rows, results);
-      for (std::int64_t end = experts; end > 0; end -= size) {
-        const Run run{std::max<std::int64_t>(0, end - size), end};
-        for (const Twin* twin : rows)
-          leave_rows(*twin, run);
-        Op part = op;
-        part.offsets = op.offsets.rows(run.begin, run.end + 1);
-        part.slot_of_expert = op.slot_of_expert.rows(run.begin, run.end);
-        moesaic::run(owner_.backend(), part);
-      }
-      for (std::size_t i = 0; i < results.size(); ++i) {
-        INFO("result " << i);
-        CHECK(
-            same_bits(download(results[i]->device.view(), owner_.stream()).view(), one[i].view()));
+      for (const bool descending : {false, true}) {
+        INFO(Op::kName << ", runs of " << size << (descending ? ", descending" : ""));
+        reset(rows, results);
+        const std::int64_t runs = (experts + size - 1) / size;
+        for (std::int64_t i = 0; i < runs; ++i) {
+          const std::int64_t begin = (descending ? runs - 1 - i : i) * size;
+          const Run run{begin, std::min(experts, begin + size)};
+          for (const Twin* twin : rows)
+            leave_rows(*twin, run);
+          Op part = op;
+          part.offsets = op.offsets.rows(run.begin, run.end + 1);
+          part.slot_of_expert = op.slot_of_expert.rows(run.begin, run.end);
+          moesaic::run(owner_.backend(), part);
+        }
+        for (std::size_t i = 0; i < results.size(); ++i) {
+          INFO("result " << i);
+          CHECK(same_bits(download(results[i]->device.view(), owner_.stream()).view(),
+                          one[i].view()));
+        }
       }
     }
   }

@@ -199,6 +199,22 @@ TEST_CASE("exchange counts: paths of three hops") {
   }
 }
 
+TEST_CASE("exchange counts: choices of every owner alone, without hops") {
+  CpuRunner run;
+  const std::int64_t rows = 50, k = 4;
+  const Tensor places = random_places(rows, k, 32);
+  const std::int32_t all = kGrid.places();
+  const Tensor counts({all}, DType::i32);
+  run(ExchangeCounts{
+      .counts = counts, .places = places, .grid = {1, all, 1, 0}, .hops = {}, .per_choice = true});
+  Ints wanted(static_cast<std::size_t>(all), 0);
+  for (std::int64_t a = 0; a < rows * k; ++a) {
+    const auto place = static_cast<std::int64_t>(places.at(a));
+    if (place >= 0) ++wanted[static_cast<std::size_t>(place)];
+  }
+  CHECK(counts.ints() == wanted);
+}
+
 TEST_CASE("byte checksum: equal for equal bytes, another for any other bit or place") {
   CpuRunner run;
   const Tensor x = normal({7, 5}, DType::f32, 41), sum({1}, DType::i64);

@@ -1,4 +1,6 @@
 // The experts' ops on some of the experts at a time: the bits of one call, whatever lies in the rows of others.
+#include <algorithm>
+
 #include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/grouped_glu.h"
 #include "kernels/ops/permute.h"
@@ -17,11 +19,12 @@ struct Run {
   std::int64_t begin, end;
 };
 
-// Runs of `size` experts, the last ones first, as in backward.
-std::vector<Run> runs_of(std::int64_t size) {
+// Runs of `size` experts, the first ones first or, as in backward, the last ones.
+std::vector<Run> runs_of(std::int64_t size, bool descending) {
   std::vector<Run> runs;
   for (std::int64_t begin = 0; begin < kExperts; begin += size)
-    runs.insert(runs.begin(), {begin, std::min(kExperts, begin + size)});
+    runs.push_back({begin, std::min(kExperts, begin + size)});
+  if (descending) std::reverse(runs.begin(), runs.end());
   return runs;
 }
 
@@ -64,12 +67,14 @@ void check_runs(Rig& rig, const std::vector<TensorView>& start, const Make& make
   for (std::size_t i = 0; i < one.size(); ++i)
     CHECK(!same_bits(one[i], start[i]));
   for (const std::int64_t size : {1, 2, 3, 5}) {
-    INFO("runs of " << size);
-    const auto several = copies();
-    for (const Run& run : runs_of(size))
-      rig.run(make(several, run));
-    for (std::size_t i = 0; i < one.size(); ++i)
-      CHECK(same_bits(several[i], one[i]));
+    for (const bool descending : {false, true}) {
+      INFO("runs of " << size << (descending ? ", descending" : ""));
+      const auto several = copies();
+      for (const Run& run : runs_of(size, descending))
+        rig.run(make(several, run));
+      for (std::size_t i = 0; i < one.size(); ++i)
+        CHECK(same_bits(several[i], one[i]));
+    }
   }
 }
 

@@ -57,6 +57,17 @@ void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::
     CHECK(run.passes >= std::max(c.passes, c.chunks));
     CHECK(run.statistics.further_passes == run.passes - c.chunks);
     CHECK(run.traffic == plan.sent_by(static_cast<int>(r), c.grid, 1));
+    std::vector<std::int64_t> expert_rows;
+    if (c.count_experts && !is_dense(method)) {
+      expert_rows.assign(static_cast<std::size_t>(c.experts_per_rank), 0);
+      for (const TokenChoices& rank : choices) {
+        for (const std::int32_t place : rank.places) {
+          if (place >= 0 && place / c.experts_per_rank == static_cast<int>(r))
+            ++expert_rows[static_cast<std::size_t>(place % c.experts_per_rank)];
+        }
+      }
+    }
+    CHECK(run.expert_rows == expert_rows);
     // In any number of passes.
     const auto& rows = plan.hops.back()[r].received;
     REQUIRE(run.places.size() == rows.size());
@@ -139,6 +150,26 @@ TEST_CASE("exchange: dropped choices, the same expert twice, experts at other pl
   c.permuted = true;
   c.drop = 0.2;
   check_all(c);
+}
+
+TEST_CASE("exchange: a plan knows the rows of every expert, if it is asked to") {
+  for (const NodeGrid& grid : {NodeGrid{1, 1}, NodeGrid{1, 3}, NodeGrid{2, 2}, NodeGrid{3, 2}}) {
+    ExchangeCase c = even_case(grid, 7, 3);
+    c.experts_per_rank = 3;
+    c.count_experts = true;
+    c.drop = 0.3;
+    c.permuted = true;
+    check_all(c);
+    c.tokens.front() = 0;
+    c.verify = true;
+    c.spread = Spread::skewed;
+    check_all(c);
+    c.verify = false;
+    c.chunks = 2;
+    c.buffer_factor = 0.4;
+    check(c, ExchangeMethod::flat);
+    check(c, ExchangeMethod::intra_first);
+  }
 }
 
 TEST_CASE("exchange: one choice up to sixteen, one expert a rank") {

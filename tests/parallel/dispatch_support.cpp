@@ -12,6 +12,7 @@ ExchangeOptions options_of(const ExchangeCase& c, ExchangeMethod method, DType s
           .weights = stats,
           .buffer_factor = c.buffer_factor,
           .chunks = c.chunks,
+          .count_experts = c.count_experts,
           .verify = c.verify};
 }
 DType stats_of(DType compute) {
@@ -143,6 +144,7 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
   exchange_.finish_plan(plan, b);
   RankRun result;
   result.passes = plan.passes();
+  result.expert_rows.assign(plan.expert_rows().begin(), plan.expert_rows().end());
   result.traffic = exchange_.traffic(plan, 1);
   settle();
   // Forward. With one pass through the calls for one pass.

@@ -35,6 +35,7 @@ struct ExchangeCase {
   int chunks = 1, passes = 1;
   RowFormat format = RowFormat::plain;  ///< of the forward dispatch
   bool verify = false;
+  bool count_experts = false;
   std::uint64_t seed = 1;
 
   std::int64_t experts() const { return std::int64_t{experts_per_rank} * grid.ranks(); }
@@ -244,8 +245,9 @@ struct RankRun {
   ExchangeStatistics statistics;
   int passes = 0;
   std::vector<std::vector<std::int32_t>>
-      places;                        ///< here, of the rows of all passes, in their order
-  std::vector<double> first_column;  ///< of these rows
+      places;                             ///< here, of the rows of all passes, in their order
+  std::vector<double> first_column;       ///< of these rows
+  std::vector<std::int64_t> expert_rows;  ///< as the plan tells
 };
 
 /// The layer of experts of one rank through ExpertExchange, forward and backward.

@@ -167,11 +167,14 @@ Run::Run(const config::Config& c,
          Communicator* world,
          Stream::Mode mode,
          Device device,
+         std::int64_t run_limit,
          const std::optional<Offload>& offload)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   const MeshPosition position = mesh ? mesh->position() : MeshPosition();
-  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu), position);
+  const Precision precision = precision_of(config, device != kCpu);
+  params = std::make_unique<ParameterStore>(precision, position);
+  params->limit_runs(run_limit);
   model = std::make_unique<Model>(*params, model_options(config), stage_share(config, position));
   if (auto sharding = state_sharding(config, *model)) {
     sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
@@ -184,13 +187,15 @@ Run::Run(const config::Config& c,
   }
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
-  ParameterStore whole(precision_of(config, device != kCpu));  // of all stages of a pipeline
-  if (position.extent(Axis::pp) > 1) {
-    const Model declared(whole, model_options(config));
+  // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
+  ParameterStore whole(precision, position);
+  const bool is_part = position.extent(Axis::pp) > 1;
+  if (is_part) {
+    Model(whole, model_options(config));
     whole.seal_pretend(device, ever_trained(make_phases(config), whole));
   }
   optimizer = std::make_unique<Optimizer>(
-      *params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
+      *params, optimizer_options(config.optimizer), is_part ? &whole : nullptr);
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
                      .mesh = mesh.get(),
@@ -306,7 +311,7 @@ JobResult run_job(const config::Config& config,
   Snapshot gathered;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, mode, kCpu, offload);
+    Run run(config, &world, mode, kCpu, 0, offload);
     const auto stats = run.steps(steps);
     const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;

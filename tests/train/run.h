@@ -34,10 +34,12 @@ struct Offload {
 
 class Run {
  public:
+  /// run_limit: ParameterStore::limit_runs().
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
                Device device = kCpu,
+               std::int64_t run_limit = 0,
                const std::optional<Offload>& offload = {});
 
   StepStats step() { return trainer->step(); }
