@@ -78,7 +78,7 @@ const std::vector<Layout> kLayouts{
     {2, {"parallel.ep=2"}},
     {2, {"optimizer.clip_grad_norm=0"}},
     {2, {"parallel.zero=0"}},
-    {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0"}},
+    {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0", "train.global_batch_size=8"}},
     {2, {"parallel.pp=2"}},
     {4, {"parallel.pp=2", "parallel.ep=2"}},
 };
