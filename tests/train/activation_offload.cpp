@@ -52,7 +52,7 @@ struct Trained {
 };
 
 Trained train(const Overrides& overrides, const offload::Disturbance& disturbed = {}) {
-  Run run(hybrid_config(overrides), nullptr, Stream::Mode::worker, kCpu, {}, disturbed);
+  Run run(hybrid_config(overrides), nullptr, Stream::Mode::worker, kCpu, 0, {}, disturbed);
   Trained result;
   result.stats.push_back(run.step());
   result.held_out = run.trainer->evaluate().loss;  // in the middle: leaves what the next step needs
