@@ -349,6 +349,40 @@ TensorView ParameterStore::grad(StorageId id) const {
 ConstTensorView ParameterStore::slot_of_member(StorageId id) const {
   return at(id).slots;
 }
+// Runs of members that have rows, all in their slots.
+void ParameterStore::in_runs(const Storage& s,
+                             const TensorView& slots,
+                             const MemberVisit& visit,
+                             const MemberWork& work) const {
+  if (run_limit_ == 0) return work({0, s.members, slots, s.slots});
+  std::vector<MemberRun> runs;
+  for (std::int64_t m = 0; m < s.members; ++m) {
+    if (!visit.rows.empty() && visit.rows[static_cast<std::size_t>(m)] == 0) continue;
+    if (runs.empty() || runs.back().end != m || m - runs.back().begin == run_limit_)
+      runs.push_back({m, m, slots, {}});
+    runs.back().end = m + 1;
+    runs.back().slot_of_member = s.slots.rows(runs.back().begin, m + 1);
+  }
+  if (visit.kind == tiers::VisitKind::backward) std::reverse(runs.begin(), runs.end());
+  for (const MemberRun& run : runs)
+    work(run);
+}
+
+void ParameterStore::weights_of_members(StorageId id,
+                                        const MemberVisit& visit,
+                                        Stream&,
+                                        const MemberWork& work) const {
+  in_runs(at(id), at(id).weight, visit, work);
+}
+
+void ParameterStore::gradients_of_members(StorageId id,
+                                          const MemberVisit& visit,
+                                          Stream&,
+                                          const MemberWork& work) const {
+  MOESAIC_CHECK(!grad(id).empty(), "'" + at(id).name + "' has no gradient");
+  in_runs(at(id), at(id).grad, visit, work);
+}
+
 TensorView ParameterStore::buffer(BufferId id) const {
   return buffer_views_[static_cast<std::size_t>(id.index)];
 }

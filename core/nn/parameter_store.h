@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/tensor.h"
+#include "core/nn/member_run.h"
 #include "kernels/ops/initial_values.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
@@ -192,6 +193,19 @@ class ParameterStore {
   /// Gradient of a storage (gradient type, accumulates); empty while frozen.
   TensorView grad(StorageId id) const;
   ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
+  /// Weights, or gradients, of a family for kernels: `work` is called for run after run, which together are the members that
+  /// the visit is about; backward goes from the last to the first. One run where all are on the device.
+  void weights_of_members(StorageId id,
+                          const MemberVisit& visit,
+                          Stream& stream,
+                          const MemberWork& work) const;
+  /// Not while frozen.
+  void gradients_of_members(StorageId id,
+                            const MemberVisit& visit,
+                            Stream& stream,
+                            const MemberWork& work) const;
+  /// Runs have at most so many members (0: any number), as they may where not all fit on the device. For tests.
+  void limit_runs(std::int64_t members) { run_limit_ = members; }
   /// i32 [members of all ranks], as Routing::place_of_expert; empty while all are in order.
   ConstTensorView place_of_member(PlacesId id) const { return at(id).on_device; }
   TensorView buffer(BufferId id) const;
@@ -332,6 +346,10 @@ class ParameterStore {
   std::vector<StorageId> storages_by(PlacesId id) const;
   std::int64_t table_elements(PlacesId id) const;
   void allocate_places();
+  void in_runs(const Storage& storage,
+               const TensorView& slots,
+               const MemberVisit& visit,
+               const MemberWork& work) const;
   std::size_t gradient_group_of(const Storage& storage);
   bool is_trained(const Storage& storage) const;
   void place_gradients();
@@ -362,6 +380,7 @@ class ParameterStore {
   std::optional<StateSharding> sharding_;
   std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
+  std::int64_t run_limit_ = 0;
 };
 
 }  // namespace moesaic
