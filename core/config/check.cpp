@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "core/config/check_offload.h"
+
 namespace moesaic::config {
 namespace {
 
@@ -35,6 +37,7 @@ class Checker {
     pipeline();
     dispatch();
     activations();
+    add_offload_findings(config_, findings_);
     return std::move(findings_);
   }
 

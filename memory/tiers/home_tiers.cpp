@@ -22,6 +22,16 @@ SectionRange joined(SectionRange a, SectionRange b) {
 
 }  // namespace
 
+std::uint64_t HomeTiers::host_bytes_for(const RecordLayout& layout,
+                                        std::int64_t blocks,
+                                        std::int64_t in_file,
+                                        std::int64_t staging_slots) {
+  const auto bytes = [&](std::int64_t slots) {
+    return HostPool::bytes_for({.slot_bytes = layout.stride(), .slots = slots});
+  };
+  return bytes(blocks - in_file) + bytes(in_file > 0 ? staging_slots : 0);
+}
+
 HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue queue)
     : layout_(layout), options_(std::move(options)) {
   const std::int64_t in_file = std::count_if(
@@ -37,7 +47,7 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
                                   .poison = options_.poison};
   MOESAIC_CHECK(in_file == 0 || options_.staging_slots >= kMinStaging,
                 fmt::format("{} staging slots; at least {}", options_.staging_slots, kMinStaging));
-  host_bytes_ = HostPool::bytes_for(homes) + HostPool::bytes_for(staging);
+  host_bytes_ = host_bytes_for(layout_, blocks(), in_file, options_.staging_slots);
   if (host_bytes_ > options_.host_budget) {
     throw ResourceError(fmt::format(
         "{} experts in host memory and {} slots on the way to the file, of {} bytes each, need {} "

@@ -29,6 +29,12 @@ class HomeTiers {
   };
   static constexpr std::int64_t kMinStaging = 2;  ///< one that is leased, one on its way
 
+  /// Host memory of so many blocks, `in_file` of them in the file.
+  static std::uint64_t host_bytes_for(const RecordLayout& layout,
+                                      std::int64_t blocks,
+                                      std::int64_t in_file,
+                                      std::int64_t staging_slots);
+
   /// `queue`: null, or a queue in place of the one that Options name (tests). Throws as HostPool and FileTier.
   HomeTiers(const RecordLayout& layout, Options options, OpenedQueue queue = {});
   ~HomeTiers();
