@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "apps/gpu_choice.h"
 #include "comm/device_communicator.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
@@ -35,6 +36,8 @@ void check_trainable(const config::Config& config);
 /// a GPU when one is there that runs this build and every op has a kernel for it. Throws UsageError when CUDA is asked for
 /// and cannot be used, saying why, or when there is not a GPU for each rank and comm.share_gpu is not set.
 Device resolve_device(const config::Config& config, Communicator* host = nullptr);
+/// The GPU of a rank, as resolve_device() chooses it where CUDA is asked for.
+Device gpu_of_rank(Communicator* host, bool share, const GpuWords& words);
 /// "cpu" or "cuda" of a command line, made the calling thread's device. Throws UsageError as resolve_device() does.
 Device device_from_name(const std::string& name);
 DeviceCommOptions device_comm_options(const config::Config& config);

@@ -89,7 +89,7 @@ std::string model_line(const RunFacts& facts, const ModelPlan& plan) {
   const ParameterStore& params = *facts.assembly.params;
   std::int64_t held = 0;
   for (std::size_t i = 0; i < params.num_storages(); ++i)
-    held += params.storage_weight(StorageId{static_cast<std::int32_t>(i)}).numel();
+    held += params.storage_shape(StorageId{static_cast<std::int32_t>(i)}).numel();
   for (const auto& spec : params.buffers()) {
     if (spec.is_parameter_in_checkpoint) held += spec.shape.numel();
   }

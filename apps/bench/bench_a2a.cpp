@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/assembly.h"
 #include "apps/bench/a2a_method.h"
 #include "apps/bench/bench.h"
 #include "apps/bench/raw_exchange.h"
@@ -54,19 +55,9 @@ void check(const A2aOptions& o) {
 
 Device device_of(const A2aOptions& o, const apps::RankPlace& place) {
   if (o.device == "cpu") return kCpu;
-  const int devices = cuda::device_count();
-  if (place.local_size > devices && devices > 0 && !o.share_gpu) {
-    throw UsageError(
-        fmt::format("{} ranks of this machine and {} GPUs; --share-gpu lets them take turns",
-                    place.local_size,
-                    devices));
-  }
-  const Device device{Device::Kind::cuda,
-                      static_cast<std::int16_t>(devices == 0 ? 0 : place.local_rank % devices)};
-  if (const std::string problem = cuda::device_problem(device); !problem.empty())
-    throw UsageError("--device cuda: " + problem);
-  cuda::select_device(device);
-  return device;
+  return apps::gpu_of_rank(&place.world,
+                           o.share_gpu,
+                           {.gpu = "--device cuda", .cpu = "--device cpu", .share = "--share-gpu"});
 }
 
 double median_of(const std::vector<A2aTimes>& times, double (*part)(const A2aTimes&)) {

@@ -8,6 +8,7 @@
 #include "apps/assembly.h"
 #include "core/checkpoint/boxes.h"
 #include "core/model/from_config.h"
+#include "core/nn/expert_tiers.h"
 
 namespace moesaic::apps::selftest {
 namespace {
@@ -52,14 +53,10 @@ Piece read(const std::string& bytes, std::size_t& at) {
   return piece;
 }
 
-std::vector<double> on_host(const TensorView& view, Stream& stream) {
-  const Buffer memory(std::max<std::size_t>(1, view.bytes()), kCpu, "layout self-test");
-  const TensorView host = memory.view(view.shape(), view.dtype());
-  copy_tensor(host, view, stream);
-  stream.synchronize();
-  std::vector<double> values(static_cast<std::size_t>(view.numel()));
+std::vector<double> values_of(const ConstTensorView& host) {
+  std::vector<double> values(static_cast<std::size_t>(host.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    switch (view.dtype()) {
+    switch (host.dtype()) {
       case DType::f64:
         values[i] = host.as<double>()[i];
         break;
@@ -71,6 +68,14 @@ std::vector<double> on_host(const TensorView& view, Stream& stream) {
     }
   }
   return values;
+}
+
+std::vector<double> on_host(const TensorView& view, Stream& stream) {
+  const Buffer memory(std::max<std::size_t>(1, view.bytes()), kCpu, "layout self-test");
+  const TensorView host = memory.view(view.shape(), view.dtype());
+  copy_tensor(host, view, stream);
+  stream.synchronize();
+  return values_of(host);
 }
 
 // Every block comes from the rank that speaks for it; together they are the whole of each tensor, each element once.
@@ -103,6 +108,30 @@ WholeTensors put_together(const std::vector<Piece>& own, Communicator& world) {
   return all;
 }
 
+// Of this rank's own piece; nothing when there is none.
+std::optional<std::vector<double>> gradient_of(const ParameterStore& params,
+                                               ParamId id,
+                                               std::int64_t member,
+                                               Stream& stream) {
+  const StorageId storage = params.storage_of(id);
+  if (!params.has_tiered_weights(storage)) {
+    const TensorView gradient = params.own_gradient(id, member);
+    if (gradient.empty()) return std::nullopt;
+    return on_host(gradient, stream);
+  }
+  if (params.frozen(id) || params.own_piece(id, member).is_empty()) return std::nullopt;
+  std::vector<double> values;
+  params.tiers()->with_members(storage,
+                               {&member, 1},
+                               {.gradient = MemberAccess::read},
+                               stream,
+                               [&](std::span<const MemberTensors> members) {
+                                 values =
+                                     on_host(params.box_of_member(members[0].gradient, id), stream);
+                               });
+  return values;
+}
+
 std::vector<Piece> own_gradients(const ParameterStore& params, Stream& stream) {
   std::vector<Piece> own;
   for (std::size_t i = 0; i < params.params().size(); ++i) {
@@ -110,14 +139,14 @@ std::vector<Piece> own_gradients(const ParameterStore& params, Stream& stream) {
     // Of sharded state each owner has the sums of its pieces.
     if (!params.is_sharded(id) && !params.speaks_for(id)) continue;
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
-      const TensorView gradient = params.own_gradient(id, e);
-      if (gradient.empty()) continue;
+      const auto gradient = gradient_of(params, id, e, stream);
+      if (!gradient) continue;
       const LocalBlock block = params.own_piece(id, e).block;
       own.push_back({params.member_name(id, e),
                      params.spec(id).shape,
                      block.offset,
                      block.extent,
-                     on_host(gradient, stream)});
+                     *gradient});
     }
   }
   return own;
@@ -140,12 +169,13 @@ std::vector<Piece> own_weights(const Trainer& trainer,
         parameter == spoken.end() ? params.position().is_first_of_stage() : parameter->second;
     if (!speaks) continue;
     Shape begin;
-    begin.rank = t.view.rank();
+    begin.rank = t.shape().rank;
+    const std::vector<std::byte> bytes = bytes_of_state(t, stream);
     own.push_back({t.name,
                    t.whole(),
                    t.place ? t.place->begin : begin,
-                   t.view.shape(),
-                   on_host(t.view, stream)});
+                   t.shape(),
+                   values_of(ConstTensorView(bytes.data(), t.dtype(), t.shape()))});
   }
   return own;
 }

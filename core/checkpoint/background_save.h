@@ -17,9 +17,11 @@ namespace moesaic {
 /// A copy of a training state in host memory (pinned when the state lies on a GPU).
 class StateSnapshot {
  public:
-  /// Copies in the order of the stream, after which the originals may change, and waits for that. The memory is taken at
-  /// the first call and kept. Throws ResourceError when there is not enough.
+  /// Copies those that lie in views, in the order of the stream, after which the originals may change, and waits for that.
+  /// The memory is taken at the first call and kept. Throws ResourceError when there is not enough.
   void take(std::span<const StateTensor> tensors, Stream& stream);
+  /// What take() needs for them.
+  static std::size_t bytes_for(std::span<const StateTensor> tensors);
   /// The same names, types and bytes as what was copied.
   std::span<const StateTensor> tensors() const { return tensors_; }
   std::size_t bytes() const { return memory_.bytes(); }
@@ -37,11 +39,12 @@ struct SaveRequest {
   std::string config_yaml;
   std::int64_t keep_last = 0, keep_every = 0;
   std::uint64_t max_file_bytes = kCheckpointFileBytes;
-  ByteProgress progress = {};  ///< called on the writer's thread
+  ByteProgress progress = {};  ///< called on the thread that writes
 };
 
 /// Writes checkpoints on a thread of its own while training goes on: the files are those of save_checkpoint(). One at a
-/// time, so that host memory holds one copy of the state at most.
+/// time, so that host memory holds one copy of the state at most. Tensors with StateAccess, which fill host memory or a file
+/// already, are not copied: they are written at once, into files of their own ("…-offloaded…"), and the checkpoint is complete when both are.
 class BackgroundSave {
  public:
   struct Result {
@@ -55,8 +58,8 @@ class BackgroundSave {
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// Copies the state (all that the caller waits for) and starts to write it. The result of the one before must have
-  /// been taken. Throws ResourceError when there is no memory for the copy.
+  /// Copies the state, writes what cannot be copied (all that the caller waits for) and starts to write the rest. The result
+  /// of the one before must have been taken. Throws ResourceError when there is no memory for the copy.
   void start(SaveRequest request, std::span<const StateTensor> tensors, Stream& stream);
   /// The same for a part of a checkpoint with several writers (write_checkpoint_part()).
   void start_part(const std::filesystem::path& folder,
@@ -71,10 +74,9 @@ class BackgroundSave {
 
  private:
   using Write = std::function<std::string(std::span<const StateTensor>, Stream&)>;
-  void start_thread(std::int64_t step,
-                    Write write,
-                    std::span<const StateTensor> tensors,
-                    Stream& stream);
+  void take_snapshot(std::span<const StateTensor> tensors, Stream& stream);
+  void start_thread(std::int64_t step, double seconds_before, Write write);
+  void fail(std::int64_t step, std::exception_ptr error);
 
   StateSnapshot snapshot_;
   std::future<Result> pending_;

@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTemporary = ".tmp-";
-constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
 
 // Names in a folder, sorted; none when there is no such folder.
 std::vector<std::string> names_in(const fs::path& folder) {
@@ -67,11 +66,8 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
 }
 
 // Files and tensors of all parts under one table.
-Manifest joined(std::int64_t step,
-                const StateValues& values,
-                const std::string& config_yaml,
-                std::span<const std::string> parts) {
-  Manifest all{step, values, config_yaml, {}, {}};
+Manifest joined(std::span<const std::string> parts) {
+  Manifest all;
   for (const std::string& text : parts) {
     const Manifest part = parse_manifest_part(text);
     const std::size_t files = all.files.size();
@@ -171,6 +167,10 @@ std::string write_checkpoint_part(const fs::path& folder,
   return manifest_text(part);
 }
 
+std::string join_checkpoint_parts(std::span<const std::string> parts) {
+  return manifest_text(joined(parts));
+}
+
 void commit_checkpoint(const fs::path& folder,
                        std::int64_t step,
                        const StateValues& values,
@@ -180,7 +180,11 @@ void commit_checkpoint(const fs::path& folder,
                        std::int64_t keep_every) {
   const fs::path final_folder = final_folder_of(folder, step);
   try {
-    write_manifest(folder, joined(step, values, config_yaml, parts));
+    Manifest manifest = joined(parts);
+    manifest.step = step;
+    manifest.values = values;
+    manifest.config = config_yaml;
+    write_manifest(folder, manifest);
     // Nothing gets the name of a checkpoint, and none is deleted for it, before it was found complete: some disks claim
     // to have written more than they have.
     read_manifest(folder);

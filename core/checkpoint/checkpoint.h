@@ -1,7 +1,10 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +15,19 @@
 #include "memory/stream.h"
 
 namespace moesaic {
+
+/// Values of a tensor that no view can show, because they are not all in memory or not as files hold them: they are brought
+/// when they are asked for. One thread at a time, the one that trains.
+struct StateAccess {
+  DType dtype = DType::f32;  ///< of what files hold
+  Shape shape;
+  using Sink = std::function<void(const std::byte*, std::size_t)>;
+  /// Calls `sink` with the bytes that files hold, from the first to the last, in pieces of any size. Values are those after all
+  /// work of the stream; waits for it.
+  std::function<void(const Sink& sink, Stream& stream)> read;
+  /// The values become those of `from`, bytes as files hold them, not aligned. `from` may go when it returns.
+  std::function<void(const std::byte* from, Stream& stream)> write;
+};
 
 /// A tensor of the training state under its layout-free name: "model.layers.3.…weight" (weights),
 /// "optimizer/m/…", "ema/…", "buffer/…" ("buffer/optional/…": may be missing, or unknown). Experts appear one by one under their global name.
@@ -27,12 +43,25 @@ struct StateTensor {
     Shape whole, begin;
   };
   std::optional<Place> place = {};
+  /// In place of `view` and `remainder`, which then are empty.
+  std::shared_ptr<const StateAccess> access = {};
 
-  const Shape& whole() const { return place ? place->whole : view.shape(); }
+  const Shape& shape() const { return access ? access->shape : view.shape(); }
+  const Shape& whole() const { return place ? place->whole : shape(); }
   /// What files hold.
-  DType dtype() const { return remainder.empty() ? view.dtype() : DType::f32; }
-  std::size_t bytes() const { return view.bytes() + (remainder.empty() ? 0 : remainder.bytes()); }
+  DType dtype() const {
+    if (access) return access->dtype;
+    return remainder.empty() ? view.dtype() : DType::f32;
+  }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(shape().numel()) * byte_size(dtype());
+  }
 };
+
+/// The bytes that files hold of a tensor. Waits for the stream.
+std::vector<std::byte> bytes_of_state(const StateTensor& tensor, Stream& stream);
+/// The tensor's values become these bytes, as bytes_of_state() gives them. Waits.
+void fill_state(const StateTensor& tensor, const std::byte* bytes, Stream& stream);
 
 /// Everything a run continues from: tensors, and named values (step, data position, counters;
 /// integers and text, written to the manifest as JSON).
@@ -84,6 +113,8 @@ std::string write_checkpoint_part(const std::filesystem::path& folder,
                                   Stream& stream,
                                   std::uint64_t max_file_bytes = kCheckpointFileBytes,
                                   const ByteProgress& progress = {});
+/// Several parts as one.
+std::string join_checkpoint_parts(std::span<const std::string> parts);
 void commit_checkpoint(const std::filesystem::path& folder,
                        std::int64_t step,
                        const StateValues& values,

@@ -122,8 +122,8 @@ void Staging::upload(const TensorView& to,
   copy_tensor(as_bytes(to.data() + at, bytes, to.device()), piece, stream_);
 }
 
-void Staging::read(const StateTensor& from,
-                   const std::function<void(const std::byte*, std::size_t)>& sink) {
+void Staging::read(const StateTensor& from, const StateAccess::Sink& sink) {
+  if (from.access) return from.access->read(sink, stream_);
   if (!from.remainder.empty()) return read_split(from, sink);
   for (std::size_t at = 0; at < from.view.bytes(); at += buffer_.bytes()) {
     const std::size_t n = std::min(buffer_.bytes(), from.view.bytes() - at);
@@ -134,6 +134,7 @@ void Staging::read(const StateTensor& from,
 }
 
 void Staging::write(const StateTensor& to, const std::byte* from) {
+  if (to.access) return to.access->write(from, stream_);
   if (!to.remainder.empty()) return write_split(to, from);
   for (std::size_t at = 0; at < to.view.bytes(); at += buffer_.bytes()) {
     const std::size_t n = std::min(buffer_.bytes(), to.view.bytes() - at);
@@ -143,8 +144,7 @@ void Staging::write(const StateTensor& to, const std::byte* from) {
   }
 }
 
-void Staging::read_split(const StateTensor& from,
-                         const std::function<void(const std::byte*, std::size_t)>& sink) {
+void Staging::read_split(const StateTensor& from, const StateAccess::Sink& sink) {
   check_split(from);
   const auto total = static_cast<std::size_t>(from.view.numel()),
              most = buffer_.bytes() / kPieceUnit;
@@ -180,8 +180,22 @@ void Staging::write_split(const StateTensor& to, const std::byte* from) {
   }
 }
 
+std::vector<std::byte> bytes_of_state(const StateTensor& tensor, Stream& stream) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(tensor.bytes());
+  Staging(stream, std::min(tensor.bytes(), kStagingBytes))
+      .read(tensor, [&](const std::byte* data, std::size_t n) {
+        bytes.insert(bytes.end(), data, data + n);
+      });
+  return bytes;
+}
+
+void fill_state(const StateTensor& tensor, const std::byte* bytes, Stream& stream) {
+  Staging(stream, std::min(tensor.bytes(), kStagingBytes)).write(tensor, bytes);
+}
+
 std::string stored_name(const StateTensor& t) {
-  return t.place ? t.name + to_string(Box{t.place->begin, t.view.shape()}) : t.name;
+  return t.place ? t.name + to_string(Box{t.place->begin, t.shape()}) : t.name;
 }
 
 void write_data_file(const std::filesystem::path& folder,
@@ -192,7 +206,7 @@ void write_data_file(const std::filesystem::path& folder,
   const auto path = folder / file.name;
   std::vector<StoredTensor> entries;
   for (const auto* t : file.tensors)
-    entries.push_back({stored_name(*t), t->dtype(), t->view.shape()});
+    entries.push_back({stored_name(*t), t->dtype(), t->shape()});
   safetensors::place(entries);
   // Readers of published checkpoints expect the entry "format".
   const std::string header = safetensors::header_text(entries, {{"format", "pt"}}, path.string());
@@ -201,11 +215,15 @@ void write_data_file(const std::filesystem::path& folder,
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto& e = entries[i];
     std::uint32_t crc = 0;
+    std::uint64_t written = 0;
     staging.read(*file.tensors[i], [&](const std::byte* data, std::size_t bytes) {
       crc = crc32c(data, bytes, crc);
       write_piece(out, e.name, data, bytes);
       progress.add(bytes);
+      written += bytes;
     });
+    MOESAIC_CHECK(written == e.bytes,
+                  "tensor '" + e.name + "' came with another size than planned");
     manifest.tensors.push_back({file.tensors[i]->name,
                                 e.dtype,
                                 e.shape,

@@ -35,21 +35,21 @@ class Staging {
  public:
   /// A buffer for pieces of at most `bytes` bytes (rounded up to whole numbers).
   Staging(Stream& stream, std::size_t bytes);
-  /// The bytes that files hold of a tensor: split ones go through as f32.
-  void read(const StateTensor& from,
-            const std::function<void(const std::byte*, std::size_t)>& sink);
+  /// The bytes that files hold of a tensor: split ones go through as f32. What is not in a view brings itself.
+  void read(const StateTensor& from, const StateAccess::Sink& sink);
   void write(const StateTensor& to, const std::byte* from);
 
  private:
   void download(const ConstTensorView& from, std::size_t at, std::byte* to, std::size_t bytes);
   void upload(const TensorView& to, std::size_t at, const std::byte* from, std::size_t bytes);
-  void read_split(const StateTensor& from,
-                  const std::function<void(const std::byte*, std::size_t)>& sink);
+  void read_split(const StateTensor& from, const StateAccess::Sink& sink);
   void write_split(const StateTensor& to, const std::byte* from);
 
   Stream& stream_;
   Buffer buffer_;
 };
+
+constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
 
 /// The name in the data file: that of the tensor, followed for a piece by its place, as in "model.w[0:4,2:7]".
 std::string stored_name(const StateTensor& tensor);

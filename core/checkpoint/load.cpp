@@ -16,7 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
 constexpr std::size_t kMaxProblems = 1000;  // lines of one message
 
 using Wanted = std::map<std::string, const StateTensor*>;
@@ -138,7 +137,7 @@ class Assembly {
   }
 
   static Box box_of(const StateTensor& t) {
-    return t.place ? Box{t.place->begin, t.view.shape()} : whole_box(t.view.shape());
+    return t.place ? Box{t.place->begin, t.shape()} : whole_box(t.shape());
   }
 
  private:

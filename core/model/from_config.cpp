@@ -205,9 +205,20 @@ std::vector<config::Finding> recompute_findings(Model& model,
   const RecomputePolicy policy = recompute_policy(activations);
   if (policy.patterns.empty()) return {};
   model.plan(bounds, RecomputePolicy());
-  const std::vector<std::string> names = model.activation_names();
+  const std::vector<std::string> names = model.activation_names(), chosen = model.chosen_names();
   std::vector<config::Finding> all;
   for (const std::string& pattern : policy.patterns) {
+    const auto choice = std::find_if(
+        chosen.begin(), chosen.end(), [&](const auto& name) { return glob_match(pattern, name); });
+    if (choice != chosen.end()) {
+      all.push_back(
+          {{"activations.recompute"},
+           fmt::format("'{}' names '{}', which a step chooses: it must be saved, or backward could "
+                       "choose otherwise than forward. Remove it, or write a pattern without it",
+                       pattern,
+                       *choice)});
+      continue;
+    }
     if (std::any_of(names.begin(), names.end(), [&](const auto& name) {
           return glob_match(pattern, name);
         }))

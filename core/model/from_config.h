@@ -25,7 +25,7 @@ MeshConfig mesh_config(const config::ParallelConfig& parallel);
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns; among them "selective" for
 /// what costs no product.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
-/// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for `bounds`, any
+/// Patterns of activations.recompute that match no activation of the model, or one that a step chooses. Leaves the model planned for `bounds`, any
 /// that fit its layout.
 std::vector<config::Finding> recompute_findings(Model& model,
                                                 const config::ActivationsConfig& activations,

@@ -206,18 +206,37 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   tail_spec_->plan(policy);
 }
 
-std::vector<std::string> Model::activation_names() const {
+std::vector<const TapeSpec*> Model::tape_specs() const {
   std::vector<const TapeSpec*> specs;
   if (embed_spec_) specs.push_back(embed_spec_.get());
   for (const auto& layer : layers_)
     specs.push_back(&layer->tape_spec());
   if (tail_spec_) specs.push_back(tail_spec_.get());
   if (mtp_) mtp_->add_specs(specs);
+  return specs;
+}
+
+std::vector<std::string> Model::activation_names() const {
   std::vector<std::string> names;
   std::set<std::string> seen;
-  for (const TapeSpec* spec : specs) {
+  for (const TapeSpec* spec : tape_specs()) {
     for (const TapeSpec::Activation& a : spec->activations()) {
       if (!a.is_input && seen.insert(a.name).second) names.push_back(a.name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> Model::chosen_names() const {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const TapeSpec* spec : tape_specs()) {
+    for (const TapeSpec::Step& step : spec->steps()) {
+      if (step.kind != StepKind::chooses) continue;
+      for (const ActId id : step.writes) {
+        const std::string& name = spec->activations()[static_cast<std::size_t>(id.index)].name;
+        if (seen.insert(name).second) names.push_back(name);
+      }
     }
   }
   return names;

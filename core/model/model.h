@@ -26,6 +26,8 @@ class Model {
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   /// The names of all activations that a step writes, each once, in order; after plan().
   std::vector<std::string> activation_names() const;
+  /// Of these, those that a choosing step writes: they are saved whatever the policy.
+  std::vector<std::string> chosen_names() const;
   /// Chunks of this stage, numbered from 0 in the order of the model; 1 for a whole model.
   int num_chunks() const noexcept { return static_cast<int>(chunks_.size()); }
   /// Bytes that one micro-batch in flight keeps between forward and backward of a chunk.
@@ -87,6 +89,7 @@ class Model {
   void set_sparse_stage(bool sparse);
 
  private:
+  std::vector<const TapeSpec*> tape_specs() const;
   /// A chunk with its layers among those of this stage.
   struct Chunk {
     std::size_t begin = 0, end = 0;

@@ -12,7 +12,7 @@ namespace moesaic {
 struct MemberRun {
   std::int64_t begin = 0, end = 0;  ///< members of this rank
   TensorView slots;  ///< [slots, rows, cols]: weights (only read), or gradients (added to)
-  ConstTensorView slot_of_member;  ///< i32 [end - begin]
+  ConstTensorView slot_of_member;  ///< i32 [end - begin]; of members without rows any slot
 };
 
 /// A pass over the members of a storage.

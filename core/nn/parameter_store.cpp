@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/base/random.h"
+#include "core/nn/expert_tiers.h"
 #include "kernels/backend.h"
 #include "kernels/ops/elementwise.h"
 
@@ -150,11 +151,16 @@ Buffer ParameterStore::allocate(std::size_t bytes, const std::string& tag) const
 }
 
 std::vector<MemoryUse> ParameterStore::memory_use() const {
-  return {{"weights", weight_memory_.bytes()},
-          {"master weights", master_memory_.bytes()},
-          {"gradients", grad_memory_.bytes()},
-          {"expert slots", slot_memory_.bytes() + places_memory_.bytes()},
-          {"persistent buffers", buffer_memory_.bytes()}};
+  std::vector<MemoryUse> use{{"weights", weight_memory_.bytes()},
+                             {"master weights", master_memory_.bytes()},
+                             {"gradients", grad_memory_.bytes()},
+                             {"expert slots", slot_memory_.bytes() + places_memory_.bytes()},
+                             {"persistent buffers", buffer_memory_.bytes()}};
+  if (tiers_ != nullptr) {
+    const std::vector<MemoryUse> tiered = tiers_->device_use();
+    use.insert(use.end(), tiered.begin(), tiered.end());
+  }
+  return use;
 }
 
 std::int64_t ParameterStore::gradients_begin(std::size_t group, StorageId first) const {
@@ -205,7 +211,7 @@ bool ParameterStore::is_trained(const Storage& storage) const {
 void ParameterStore::place_gradients() {
   std::vector<std::size_t> trained;
   for (std::size_t i = 0; i < storages_.size(); ++i) {
-    if (!is_trained(storages_[i])) continue;
+    if (!is_trained(storages_[i]) || storages_[i].tiered_weights) continue;
     storages_[i].gradient_group = gradient_group_of(storages_[i]);
     trained.push_back(i);
   }
@@ -235,7 +241,7 @@ void ParameterStore::place_gradients() {
 
 // Beside the weight.
 std::size_t ParameterStore::extra_master_bytes(const Storage& storage) const {
-  if (storage.dtype == precision_.master) return 0;
+  if (storage.dtype == precision_.master || storage.tiered_state) return 0;
   return byte_size(precision_.split_masters ? DType::u16 : precision_.master) *
          static_cast<std::size_t>(storage.own.end - storage.own.begin);
 }
@@ -252,13 +258,14 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     param_place_[i].trained = ever_trained[i] != 0;
     param_place_[i].frozen = ever_trained[i] == 0;
   }
+  mark_tiers();
   place_gradients();
   deal_state();
   place_weights();
   std::size_t master_bytes = 0, slot_bytes = 0;
   for (const auto& s : storages_) {
     master_bytes += aligned(extra_master_bytes(s));
-    slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
+    if (!s.tiered_weights) slot_bytes += aligned(4 * static_cast<std::size_t>(s.members));
   }
   if (master_bytes > 0) master_memory_ = allocate(master_bytes, "master weights");
   if (slot_bytes > 0) slot_memory_ = allocate(slot_bytes, "expert slots");
@@ -267,7 +274,7 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   for (auto& s : storages_) {
     place_masters(s, m);
     m += aligned(extra_master_bytes(s));
-    if (s.members > 0) {
+    if (s.members > 0 && !s.tiered_weights) {
       s.slots = slot_memory_.view({s.members}, DType::i32, t);
       t += aligned(4 * static_cast<std::size_t>(s.members));
     }
@@ -285,6 +292,20 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
     offset += aligned(byte_size(b.dtype) * static_cast<std::size_t>(b.shape.numel()));
   }
   sealed_ = true;
+  make_tiers();
+}
+
+// Without where they go.
+InitialValues ParameterStore::initial_values(ParamId id,
+                                             std::int64_t member,
+                                             std::uint64_t seed) const {
+  const ParameterSpec& spec = params_[static_cast<std::size_t>(id.index)];
+  return {.kind = spec.init.kind,
+          .a = spec.init.a,
+          .b = spec.init.b,
+          .key = mix64(seed ^ hash_name(member_name(id, member))),
+          .whole = spec.shape,
+          .begin = place(id).block.offset};
 }
 
 void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
@@ -296,15 +317,10 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
   Backend& backend = owner.backend();
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
-    const ParameterSpec& spec = params_[i];
+    if (has_tiered_state(storage_of(id))) continue;
     for (std::int64_t e = 0; e < members_here(id); ++e) {
-      InitialValues values{.y = weight(id, e),
-                           .kind = spec.init.kind,
-                           .a = spec.init.a,
-                           .b = spec.init.b,
-                           .key = mix64(seed ^ hash_name(member_name(id, e))),
-                           .whole = spec.shape,
-                           .begin = place(id).block.offset};
+      InitialValues values = initial_values(id, e, seed);
+      values.y = weight(id, e);
       if (!owns_whole(id, e)) run(backend, values);
       const Piece piece = own_piece(id, e);
       if (piece.is_empty()) continue;
@@ -315,9 +331,13 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
       run(backend, values);
     }
   }
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    for (std::int64_t e = 0; storages_[i].tiered_state && e < storages_[i].members; ++e)
+      initialize_member({static_cast<std::int32_t>(i)}, e, seed, backend);
+  }
   Stream& stream = stream_of(backend);
   for (auto& s : storages_) {
-    if (s.members == 0) continue;
+    if (s.slots.empty()) continue;
     const Buffer staging(s.slots.bytes(), kCpu, "initial values");
     const TensorView host = staging.view(s.slots.shape(), DType::i32);
     for (std::int64_t e = 0; e < s.members; ++e)
@@ -336,19 +356,24 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
 }
 
 WeightLease ParameterStore::acquire(StorageId id, Stream&) const {
-  return WeightLease(at(id).weight);
+  return WeightLease(resident_weights(id).weight);
+}
+
+bool ParameterStore::has_gradient(StorageId id) const {
+  const Storage& s = at(id);
+  return !s.params.empty() && !frozen(s.params.front()) && place(s.params.front()).trained;
 }
 
 TensorView ParameterStore::grad(StorageId id) const {
   const Storage& s = at(id);
-  const bool is_frozen =
-      !s.params.empty() && param_place_[static_cast<std::size_t>(s.params[0].index)].frozen;
-  return is_frozen ? TensorView() : s.grad;
+  if (!s.params.empty() && frozen(s.params.front())) return {};
+  return resident_weights(id).grad;
 }
 
 ConstTensorView ParameterStore::slot_of_member(StorageId id) const {
-  return at(id).slots;
+  return resident_weights(id).slots;
 }
+
 // Runs of members that have rows, all in their slots.
 void ParameterStore::in_runs(const Storage& s,
                              const TensorView& slots,
@@ -370,16 +395,18 @@ void ParameterStore::in_runs(const Storage& s,
 
 void ParameterStore::weights_of_members(StorageId id,
                                         const MemberVisit& visit,
-                                        Stream&,
+                                        Stream& stream,
                                         const MemberWork& work) const {
+  if (has_tiered_weights(id)) return tiers_->weights(id, visit, stream, work);
   in_runs(at(id), at(id).weight, visit, work);
 }
 
 void ParameterStore::gradients_of_members(StorageId id,
                                           const MemberVisit& visit,
-                                          Stream&,
+                                          Stream& stream,
                                           const MemberWork& work) const {
-  MOESAIC_CHECK(!grad(id).empty(), "'" + at(id).name + "' has no gradient");
+  MOESAIC_CHECK(has_gradient(id), "'" + at(id).name + "' has no gradient");
+  if (has_tiered_weights(id)) return tiers_->gradients(id, visit, stream, work);
   in_runs(at(id), at(id).grad, visit, work);
 }
 
@@ -408,10 +435,10 @@ TensorView ParameterStore::box(const TensorView& whole, ParamId id, std::int64_t
 }
 
 TensorView ParameterStore::weight(ParamId id, std::int64_t member) const {
-  return box(at(storage_of(id)).weight, id, member);
+  return box(resident_weights(storage_of(id)).weight, id, member);
 }
 TensorView ParameterStore::gradient(ParamId id, std::int64_t member) const {
-  return frozen(id) ? TensorView() : box(at(storage_of(id)).grad, id, member);
+  return frozen(id) ? TensorView() : box(resident_weights(storage_of(id)).grad, id, member);
 }
 
 ParamId ParameterStore::find(const std::string& wanted) const {

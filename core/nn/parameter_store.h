@@ -16,6 +16,10 @@
 
 namespace moesaic {
 
+class ExpertTiers;
+struct ExpertTierOptions;
+struct TierGroup;
+
 /// How a parameter starts (InitialValues says what a and b are). The values depend on (seed, logical name, element
 /// index) alone, so that every layout and backend starts from the same bits.
 struct Init {
@@ -171,6 +175,21 @@ class ParameterStore {
   /// rank * (members / ranks) + its number there. Each at the place of its own number at first.
   PlacesId declare_places(std::int64_t members);
 
+  /// Before seal(). What this rank keeps of routed experts lives outside the device and comes when it is needed (ExpertTiers):
+  /// states alone, or weights and gradients too. Those are in no bucket and have no place in all_grads(); where state is
+  /// sharded each rank keeps that of an equal run of the members (of a storage's m members owner r of R: those from m r / R up
+  /// to m (r + 1) / R). `options.groups` may be empty before seal_pretend().
+  void offload_experts(ExpertTierOptions options);
+  /// The groups of what is offloaded. Known after seal(). `state_kinds`: as ExpertTierOptions.
+  std::vector<TierGroup> tier_groups(const std::vector<std::string>& state_kinds) const;
+  /// Null when nothing is offloaded.
+  ExpertTiers* tiers() const noexcept { return tiers_.get(); }
+  /// Whether weights and gradients of a storage are offloaded; or masters and the optimizer's state.
+  bool has_tiered_weights(StorageId id) const { return at(id).tiered_weights; }
+  bool has_tiered_state(StorageId id) const { return at(id).tiered_state; }
+  /// What a parameter has of a member of its storage, [rows, cols], in its own shape.
+  TensorView box_of_member(const TensorView& member, ParamId id) const;
+
   /// Before seal(). Without it, and where a gradient is not summed over ranks, every rank keeps all state of what it holds.
   void shard_state(StateSharding sharding);
   /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
@@ -190,9 +209,11 @@ class ParameterStore {
 
   // --- kernels' side
   WeightLease acquire(StorageId id, Stream& stream) const;
+  /// Whether a storage is trained now and has a gradient, wherever that is.
+  bool has_gradient(StorageId id) const;
   /// Gradient of a storage (gradient type, accumulates); empty while frozen.
   TensorView grad(StorageId id) const;
-  ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]
+  ConstTensorView slot_of_member(StorageId id) const;  ///< i32 [members]; not of offloaded weights
   /// Weights, or gradients, of a family for kernels: `work` is called for run after run, which together are the members that
   /// the visit is about; backward goes from the last to the first. One run where all are on the device.
   void weights_of_members(StorageId id,
@@ -214,14 +235,16 @@ class ParameterStore {
   std::size_t num_storages() const noexcept { return storages_.size(); }
   /// Parameters of a storage in the order of their rows; with members, each member holds all of them in turn.
   std::span<const ParamId> params_of(StorageId id) const { return at(id).params; }
-  TensorView storage_weight(StorageId id) const { return at(id).weight; }
+  const Shape& storage_shape(StorageId id) const { return at(id).shape; }
+  /// Views of what is offloaded do not exist: asking for them is an InternalError, here and below.
+  TensorView storage_weight(StorageId id) const { return resident_weights(id).weight; }
   /// Elements [begin, end) of a storage whose masters and optimizer state live on this rank; all of it unless sharded.
   const FlatRange& own_range(StorageId id) const { return at(id).own; }
   /// The same of the rank with this number among those that sum the storage's gradients.
   FlatRange range_of_owner(StorageId id, int owner) const;
   /// Of the own range; flat when that is not the whole.
-  TensorView storage_master(StorageId id) const { return at(id).master; }
-  TensorView storage_remainder(StorageId id) const { return at(id).remainder; }
+  TensorView storage_master(StorageId id) const { return resident_master(id).master; }
+  TensorView storage_remainder(StorageId id) const { return resident_master(id).remainder; }
 
   // --- the logical side; `member` counts those of this rank from 0 (0 for single tensors)
   std::span<const ParameterSpec> params() const noexcept { return params_; }
@@ -324,6 +347,7 @@ class ParameterStore {
     std::int64_t grad_begin = 0;  // elements of all gradients
     FlatRange own;
     bool is_sharded = false;
+    bool tiered_weights = false, tiered_state = false;
     TensorView tensor_numbers;
   };
   struct Places {
@@ -350,6 +374,13 @@ class ParameterStore {
                const TensorView& slots,
                const MemberVisit& visit,
                const MemberWork& work) const;
+  const Storage& resident_weights(StorageId id) const;
+  const Storage& resident_master(StorageId id) const;
+  void mark_tiers();
+  void make_tiers();
+  FlatRange tiered_range(const Storage& storage, int owner) const;
+  void initialize_member(StorageId id, std::int64_t member, std::uint64_t seed, Backend& backend);
+  InitialValues initial_values(ParamId id, std::int64_t member, std::uint64_t seed) const;
   std::size_t gradient_group_of(const Storage& storage);
   bool is_trained(const Storage& storage) const;
   void place_gradients();
@@ -381,6 +412,8 @@ class ParameterStore {
   std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
   std::int64_t run_limit_ = 0;
+  std::shared_ptr<const ExpertTierOptions> tier_options_;
+  std::shared_ptr<ExpertTiers> tiers_;
 };
 
 }  // namespace moesaic

@@ -85,6 +85,22 @@ void ParameterStore::deal_state() {
     const GradientGroup& group = gradient_groups_[g];
     if (sharding_ && group.may_shard && position_.in_group(group.axes).size > 1) deal_group(g);
   }
+  for (Storage& s : storages_) {
+    if (!s.tiered_weights || s.params.empty()) continue;
+    const MeshPosition::InGroup group =
+        position_.in_group(spec(s.params.front()).placement.gradient_axes());
+    s.is_sharded = sharding_ && group.size > 1 && is_trained(s) && !spec(s.params.front()).has_copy;
+    s.own = tiered_range(s, group.index);
+  }
+}
+
+// Members in equal runs.
+FlatRange ParameterStore::tiered_range(const Storage& s, int owner) const {
+  if (!s.is_sharded) return {0, s.shape.numel()};
+  const std::int64_t owners =
+      position_.in_group(spec(s.params.front()).placement.gradient_axes()).size;
+  const std::int64_t each = s.rows * s.cols;
+  return {s.members * owner / owners * each, s.members * (owner + 1) / owners * each};
 }
 
 void ParameterStore::deal_group(std::size_t group) {
@@ -112,6 +128,12 @@ void ParameterStore::deal_group(std::size_t group) {
   };
   const auto add_cuts = [&](const Storage& s, std::vector<Cut>& cuts) {
     for (std::int64_t e = 0; e < std::max<std::int64_t>(1, s.members); ++e) {
+      // Offloaded members have a record each, in one piece.
+      if (s.tiered_state) {
+        const bool is_matrix = sharding_->whole_matrices && spec(s.params.front()).matrix;
+        cuts.push_back({s.grad_begin + e * s.rows * s.cols, state_bytes(s, is_matrix)});
+        continue;
+      }
       for (const ParamId id : s.params) {
         const Shape& extent = place(id).block.extent;
         const std::int64_t begin = s.grad_begin + (e * s.rows + place(id).first_row) * s.cols;
@@ -153,6 +175,7 @@ void ParameterStore::deal_group(std::size_t group) {
 
 FlatRange ParameterStore::range_of_owner(StorageId id, int owner) const {
   const Storage& s = at(id);
+  if (s.tiered_weights) return tiered_range(s, owner);
   const std::int64_t n = s.shape.numel();
   for (const Bucket& bucket : buckets_) {
     if (!s.is_sharded || bucket.group != s.gradient_group || s.grad_begin < bucket.begin ||
@@ -185,14 +208,16 @@ void ParameterStore::place_weights() {
       at[i] = group_at[s.gradient_group] +
               static_cast<std::size_t>(s.grad_begin - gradient_groups_[s.gradient_group].begin) *
                   byte_size(s.dtype);
-    } else {
+    } else if (!s.tiered_weights) {
       at[i] = bytes;
       bytes += aligned(byte_size(s.dtype) * static_cast<std::size_t>(s.shape.numel()));
     }
   }
   weight_memory_ = allocate(bytes, "weights");
-  for (std::size_t i = 0; i < storages_.size(); ++i)
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    if (storages_[i].tiered_weights) continue;
     storages_[i].weight = weight_memory_.view(storages_[i].shape, storages_[i].dtype, at[i]);
+  }
   for (Bucket& bucket : buckets_) {
     const GradientGroup& group = gradient_groups_[bucket.group];
     const DType dtype =
@@ -208,7 +233,7 @@ void ParameterStore::place_weights() {
 // `at`: bytes in the memory of the masters that are not weights.
 void ParameterStore::place_masters(Storage& s, std::size_t at) {
   const std::int64_t n = s.own.end - s.own.begin;
-  if (n == 0) return;
+  if (n == 0 || s.tiered_weights || (s.tiered_state && s.dtype != precision_.master)) return;
   const bool is_whole = n == s.shape.numel();
   const Shape shape = is_whole ? s.shape : Shape{n};
   if (s.dtype == precision_.master) {
@@ -250,17 +275,17 @@ TensorView ParameterStore::part_of(const TensorView& own, ParamId id, std::int64
   return piece_of(own, own_piece(id, member), at(storage_of(id)).own.begin);
 }
 TensorView ParameterStore::master(ParamId id, std::int64_t member) const {
-  return part_of(at(storage_of(id)).master, id, member);
+  return part_of(resident_master(storage_of(id)).master, id, member);
 }
 TensorView ParameterStore::remainder(ParamId id, std::int64_t member) const {
-  return part_of(at(storage_of(id)).remainder, id, member);
+  return part_of(resident_master(storage_of(id)).remainder, id, member);
 }
 TensorView ParameterStore::own_weight(ParamId id, std::int64_t member) const {
-  return piece_of(at(storage_of(id)).weight, own_piece(id, member), 0);
+  return piece_of(resident_weights(storage_of(id)).weight, own_piece(id, member), 0);
 }
 TensorView ParameterStore::own_gradient(ParamId id, std::int64_t member) const {
   if (frozen(id)) return {};
-  return piece_of(at(storage_of(id)).grad, own_piece(id, member), 0);
+  return piece_of(resident_weights(storage_of(id)).grad, own_piece(id, member), 0);
 }
 
 }  // namespace moesaic

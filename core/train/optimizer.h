@@ -16,6 +16,8 @@
 
 namespace moesaic {
 
+struct MemberTensors;
+
 struct OptimizerOptions {
   bool muon = false;  ///< Muon for matrices, AdamW for the rest; else AdamW for all
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
@@ -32,9 +34,13 @@ struct OptimizerOptions {
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
 };
 
+/// What an optimizer keeps of experts beside masters: ExpertTierOptions::state_kinds.
+std::vector<std::string> expert_state_kinds(const OptimizerOptions& options);
+inline constexpr const char* kAverageKind = "average";
+
 /// Updates all trained parameters of a store (SPEC section 7), or this rank's share of them when the store's state is
 /// sharded: the weights of the others come with GradientReduction::gather_weights(). It sees logical tensors only: experts one by one, gate
-/// and up projections apart. State lives in the master type. All of a step is enqueued; whether it is skipped is read
+/// and up projections apart. State lives in the master type, in memory of its own, or, of offloaded experts, in the store's tiers. All of a step is enqueued; whether it is skipped is read
 /// from StepScalars on the device.
 class Optimizer {
  public:
@@ -62,7 +68,8 @@ class Optimizer {
   void update(Backend& backend, const Mesh* mesh = nullptr);
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
-  /// Moves the averages of the weights on (ema_decay), after everything that changes weights.
+  /// Moves the averages of the weights on (ema_decay), after everything that changes weights. Those of experts whose state is
+  /// offloaded went on in update().
   void average(Backend& backend);
 
   /// Norm before clipping and whether the step was skipped, on the host.
@@ -78,9 +85,9 @@ class Optimizer {
   /// Counts an update; call with what read_outcome() said.
   void end_step(const Outcome& outcome);
 
-  /// State for checkpoints, this rank's pieces of it where it is sharded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
+  /// State for checkpoints, this rank's pieces of it where it is sharded, behind StateAccess where it is offloaded; names "optimizer/m/NAME", "optimizer/v/NAME", "optimizer/momentum/NAME", "ema/NAME".
   std::vector<StateTensor> state() const;
-  /// The kinds of state of a storage, flat, of this rank's range of it: an empty view where that is empty.
+  /// The kinds of state of a storage, flat, of this rank's range of it: an empty view where that is empty. Not of offloaded experts.
   std::vector<TensorView> state_of_storage(StorageId id) const;
   /// Updates made so far; counters also hold those of parameters that were frozen in some of them.
   std::int64_t updates() const noexcept { return updates_; }
@@ -133,6 +140,27 @@ class Optimizer {
                       const std::vector<RowBlock>& blocks,
                       ConstTensorView scalars);
   Tensors tensors_of(ParamId id, std::int64_t member) const;
+  ConstTensorView scalars_of(const Entry& entry) const {
+    return scalars_.rows(entry.group, entry.group + 1).reshaped({kNumStepScalars});
+  }
+  double average_decay() const {  // the first average is the weight itself
+    return updates_ == 0 ? 0.0 : *options_.ema_decay;
+  }
+  // Offloaded experts (optimizer_offloaded.cpp).
+  void check_offloaded() const;
+  struct MemberState {
+    Tensors tensors;  // [rows, cols] each
+    TensorView average;
+  };
+  bool has_separate_master(ParamId id) const;
+  void sum_squares_of_members(Backend& backend, StorageId id);
+  void update_offloaded(Backend& backend);
+  void update_members(Backend& backend, StorageId id);
+  MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
+  void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
+  void average_member(Backend& backend, const MemberState& state);
+  void add_of_member(std::vector<StateTensor>& all, ParamId id, std::int64_t member) const;
+  ConstTensorView scalars_by_use(Backend& backend, ParamId id, std::int64_t member);
   /// The blocks of a matrix that Muon treats on their own, in the rows of this rank; nothing for whole matrices.
   std::vector<RowBlock> blocks_here(ParamId id) const;
   void assign_groups();

@@ -6,6 +6,7 @@
 #include "core/nn/losses.h"
 #include "core/train/balance_update.h"
 #include "core/train/expert_exchange.h"
+#include "core/train/member_reduction.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/token_groups.h"
 #include "kernels/backend.h"
@@ -153,6 +154,9 @@ StepMemory measure_step(Model& model,
       named.moe->reset_margins();
   }
   if (optimizer != nullptr) {
+    MemberReduction members(params, nullptr);
+    members.reduce(owner.backend());
+    members.gather_weights(owner.backend(), true);
     optimizer->clip(owner.backend(), losses);
     optimizer->update(owner.backend());
     optimizer->qk_clip(owner.backend(), model.mla_layers());

@@ -36,6 +36,30 @@ void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks) {
   load.rank_tokens.assign(sums.begin(), sums.end());
 }
 
+TierTraffic& TierTraffic::operator+=(const TierTraffic& more) {
+  uses += more.uses;
+  hits += more.hits;
+  bytes_up += more.bytes_up;
+  bytes_down += more.bytes_down;
+  file_read += more.file_read;
+  file_written += more.file_written;
+  host_waits += more.host_waits;
+  host_wait_seconds += more.host_wait_seconds;
+  return *this;
+}
+
+TierTraffic operator-(TierTraffic now, const TierTraffic& before) {
+  now.uses -= before.uses;
+  now.hits -= before.hits;
+  now.bytes_up -= before.bytes_up;
+  now.bytes_down -= before.bytes_down;
+  now.file_read -= before.file_read;
+  now.file_written -= before.file_written;
+  now.host_waits -= before.host_waits;
+  now.host_wait_seconds -= before.host_wait_seconds;
+  return now;
+}
+
 namespace {
 
 // What of a load has a fixed size.

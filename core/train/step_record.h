@@ -43,6 +43,27 @@ struct LayerExchange {
   Way combine;             ///< back: results, and the gradients of tokens
 };
 
+/// What caches of offloaded experts and their homes did in a step, on rank 0.
+struct TierTraffic {
+  std::int64_t uses = 0,
+               hits = 0;  ///< blocks that were used; of these, those that were on the device
+  std::int64_t bytes_up = 0, bytes_down = 0;     ///< from host memory to the device, and back
+  std::int64_t file_read = 0, file_written = 0;  ///< bytes, with padding
+  std::int64_t host_waits = 0;                   ///< of the host, for copies or for the file
+  double host_wait_seconds = 0;
+  double hit_ratio() const {
+    return uses == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(uses);
+  }
+  TierTraffic& operator+=(const TierTraffic& more);
+};
+TierTraffic operator-(TierTraffic now, const TierTraffic& before);
+
+/// The same of one layer, all kinds together.
+struct LayerTierTraffic {
+  std::int64_t layer = 0;  ///< as in the tensor names
+  TierTraffic traffic;
+};
+
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
 /// Adds those of the ranks on which the experts were in this step.
@@ -68,6 +89,8 @@ struct StepRecord {
   std::vector<ExpertLoad> experts;   ///< MoE layers
   std::vector<LayerExchange>
       exchange;  ///< in steps with details (log.detail_every), with experts on several ranks
+  std::map<std::string, TierTraffic> tiers;   ///< with experts.offload: weights, gradients, states
+  std::vector<LayerTierTraffic> tier_layers;  ///< in steps with details (log.detail_every)
   std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
   std::optional<double> tflops_per_device;  ///< flops / seconds / devices, in 10^12 per second
   std::optional<double> mfu;  ///< the same over the device's peak, which the header names

@@ -33,11 +33,14 @@ struct Chosen {
   const TierGroup* group;
   Kind kind;
   RecordLayout layout;
-  std::int64_t blocks = 0, slots = 0, in_file = 0, staging = 0;
+  std::int64_t blocks = 0, slots = 0, on_device = 0, in_file = 0, staging = 0;
 
   bool may_live_in_file() const { return kind != Kind::gradients; }
+  std::int64_t passing() const { return blocks - on_device; }
   std::uint64_t device() const { return DeviceCache::bytes_for(layout, layout.all(), slots); }
-  std::uint64_t host() const { return HomeTiers::host_bytes_for(layout, blocks, in_file, staging); }
+  std::uint64_t host() const {
+    return HomeTiers::host_bytes_for(layout, passing(), in_file, staging);
+  }
   std::uint64_t file() const {
     return in_file > 0 ? tiers::ScratchFile::bytes_for(layout, in_file) : 0;
   }
@@ -153,11 +156,33 @@ std::string joined(const std::vector<std::string>& texts) {
                                   : ""));
 }
 
+// For the members of a layer to stay, beside those slots that blocks only pass through (a quarter, and at most 32).
+std::int64_t layer_slots(const TierGroup& group) {
+  const std::int64_t members = group.members;
+  return std::min(
+      group.blocks(),
+      members + std::clamp<std::int64_t>((members + 2) / 3, DeviceCache::kMinSlots, 32));
+}
+
+// Blocks get slots for good, and no home elsewhere, as far as enough slots are left for the others to pass through.
+void settle(Chosen& c, bool is_vertical) {
+  if (c.slots >= c.blocks) {
+    c.slots = c.on_device = c.blocks;
+    return;
+  }
+  const std::int64_t passing =
+      c.kind == Kind::states ? kStateSlots
+      : is_vertical          ? layer_slots(*c.group)
+                             : std::clamp<std::int64_t>(c.slots / 4, kRunSlots, 4 * kRunSlots);
+  c.on_device = std::max<std::int64_t>(c.on_device, c.slots - passing);
+}
+
 void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
   for (Chosen& c : all)
     c.slots = DeviceCache::kMinSlots;
   const auto fits = [&] { return sum(all, &Chosen::device) <= limits.device; };
   if (!fits()) refuse_device(all, limits);
+  if (limits.least_slots) return;
   const auto towards = [&](Kind kind, const std::function<std::int64_t(const Chosen&)>& slots) {
     approach(
         all,
@@ -168,29 +193,38 @@ void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
   towards(Kind::states, [](const Chosen& c) { return std::min(kStateSlots, c.blocks); });
   for (const Kind kind : {Kind::weights, Kind::gradients})
     towards(kind, [](const Chosen& c) { return std::min(kRunSlots, c.group->members); });
-  if (limits.is_vertical)
-    towards(Kind::gradients, [](const Chosen& c) { return c.group->members; });
-  // The slots for transit are beside those of what stays.
-  for (const Kind kind : {Kind::weights, Kind::gradients})
-    towards(kind, [](const Chosen& c) { return c.blocks + DeviceCache::Options{}.transit; });
+  if (limits.is_vertical) {
+    for (const Kind kind : {Kind::gradients, Kind::weights})
+      towards(kind, [](const Chosen& c) { return layer_slots(*c.group); });
+  }
+  for (const Kind kind : {Kind::weights, Kind::gradients, Kind::states})
+    towards(kind, [](const Chosen& c) { return c.blocks; });
+  // Gradients and states are used once by every update, so that it does not matter which of them stay; weights are left to the
+  // policy unless all of them have a slot.
+  for (Chosen& c : all) {
+    if (c.kind != Kind::weights || limits.keeps_any_weights || c.slots >= c.blocks)
+      settle(c, limits.is_vertical);
+  }
 }
 
 // What a home needs in host memory when all that may live in the file does.
 std::uint64_t least_host(std::vector<Chosen> all) {
   for (Chosen& c : all) {
     if (!c.may_live_in_file()) continue;
-    c.in_file = c.blocks;
+    c.in_file = c.passing();
     c.staging = HomeTiers::kMinStaging;
   }
   return sum(all, &Chosen::host);
 }
 
-[[noreturn]] void refuse_host(const std::vector<Chosen>& all, const TierLimits& limits) {
+[[noreturn]] void refuse_host(const std::vector<Chosen>& all,
+                              const TierLimits& limits,
+                              std::uint64_t tables) {
   std::vector<std::string> homes;
   for (const Chosen& c : all)
     homes.push_back(fmt::format("{} {} of {}", size_text(c.host()), name(c.kind), c.group->name));
   std::string text = fmt::format("experts.offload: experts need {} of host memory ({}); ",
-                                 size_text(sum(all, &Chosen::host)),
+                                 size_text(sum(all, &Chosen::host) + tables),
                                  joined(homes));
   text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", size_text(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
@@ -208,7 +242,7 @@ std::uint64_t least_host(std::vector<Chosen> all) {
                                   "host memory (gradients, and staging, always are). "
                                   "Raise memory.host_budget or memory.file_budget",
                                   size_text(limits.file),
-                                  size_text(least_host(all))));
+                                  size_text(least_host(all) + tables)));
 }
 
 TierPolicy policy_of(config::ExpertPolicy policy) {
@@ -226,23 +260,30 @@ TierPolicy policy_of(config::ExpertPolicy policy) {
 }
 
 // With so many staging slots for what lives in the file; false when it does not fit.
-bool place_at_home(std::vector<Chosen>& all, const TierLimits& limits, std::int64_t staging) {
+bool place_at_home(std::vector<Chosen>& all,
+                   const TierLimits& limits,
+                   std::uint64_t tables,
+                   std::int64_t staging) {
   for (Chosen& c : all) {
     c.in_file = 0;
     c.staging = 0;
   }
-  const auto fits_host = [&] { return sum(all, &Chosen::host) <= limits.host; };
+  const auto fits_host = [&] { return sum(all, &Chosen::host) + tables <= limits.host; };
+  if (fits_host()) return true;
+  // What has a slot for good needs no home.
+  for (Chosen& c : all)
+    settle(c, limits.is_vertical);
   if (fits_host()) return true;
   if (limits.file == 0) return false;
   for (const Kind kind : {Kind::states, Kind::weights}) {
     std::int64_t longest = 0;
     for (const Chosen& c : all)
-      longest = std::max(longest, c.kind == kind ? c.blocks : 0);
+      longest = std::max(longest, c.kind == kind ? c.passing() : 0);
     if (longest == 0) continue;
     const auto go = [&](std::int64_t part) {
       for (Chosen& c : all) {
         if (c.kind != kind) continue;
-        c.in_file = (c.blocks * part + longest - 1) / longest;
+        c.in_file = (c.passing() * part + longest - 1) / longest;
         c.staging = c.in_file > 0 ? staging : 0;
       }
     };
@@ -290,12 +331,17 @@ std::vector<TierPart> tier_parts(std::span<const TierGroup> groups,
     c.in_file = c.kind == Kind::weights  ? o.weights_in_file
                 : c.kind == Kind::states ? o.states_in_file
                                          : 0;
+    c.on_device = c.kind == Kind::weights     ? o.weights_on_device
+                  : c.kind == Kind::gradients ? o.gradients_on_device
+                                              : o.states_on_device;
     c.staging = c.in_file > 0 ? o.staging_slots : 0;
     parts.push_back({.group = c.group->name,
                      .kind = c.kind,
                      .blocks = c.blocks,
+                     .members = c.group->members,
                      .block_bytes = c.layout.bytes(c.layout.all()),
                      .slots = c.slots,
+                     .on_device = c.on_device,
                      .in_file = c.in_file,
                      .staging_slots = c.staging,
                      .device = c.device(),
@@ -328,15 +374,16 @@ void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options) {
   std::vector<Chosen> all = kinds_of(groups, options.weights);
+  const std::uint64_t tables = options.weights ? slot_table_bytes(groups) : 0;
   place_on_device(all, limits);
   bool has_room = false;
   for (std::int64_t staging = kStagingSlots; !has_room && staging >= HomeTiers::kMinStaging;
        staging /= 2)
-    has_room = place_at_home(all, limits, staging);
+    has_room = place_at_home(all, limits, tables, staging);
   if (!has_room) {
     for (Chosen& c : all)
       c.in_file = c.staging = 0;
-    refuse_host(all, limits);
+    refuse_host(all, limits, tables);
   }
   options.groups.assign(groups.size(), {});
   for (const Chosen& c : all) {
@@ -344,6 +391,9 @@ void fill_tiers(std::span<const TierGroup> groups,
     (c.kind == Kind::weights     ? o.weight_slots
      : c.kind == Kind::gradients ? o.gradient_slots
                                  : o.state_slots) = c.slots;
+    (c.kind == Kind::weights     ? o.weights_on_device
+     : c.kind == Kind::gradients ? o.gradients_on_device
+                                 : o.states_on_device) = c.on_device;
     if (c.kind == Kind::weights) o.weights_in_file = c.in_file;
     if (c.kind == Kind::states) o.states_in_file = c.in_file;
     o.staging_slots = std::max(o.staging_slots, c.staging);
@@ -364,13 +414,11 @@ TierLimits tier_limits(const config::Config& config) {
   return {.device = limit(config.experts.device_cache, TierLimits::kNoLimit),
           .host = limit(config.memory.host_budget, TierLimits::kNoLimit),
           .file = limit(config.memory.file_budget, 0),
-          .is_vertical = config.parallel.order == config::LayerOrder::vertical};
+          .is_vertical = config.parallel.order == config::LayerOrder::vertical,
+          .keeps_any_weights = config.experts.policy == config::ExpertPolicy::fixed};
 }
 
-ExpertTierOptions plan_expert_tiers(const config::Config& config,
-                                    std::span<const TierGroup> groups,
-                                    const TierLimits& limits,
-                                    int rank) {
+ExpertTierOptions expert_tier_options(const config::Config& config, int rank) {
   MOESAIC_CHECK(config.experts.offload != config::ExpertOffload::none, "experts are offloaded");
   ExpertTierOptions options;
   options.weights = config.experts.offload == config::ExpertOffload::full;
@@ -382,8 +430,46 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
   options.verify_reads = config.memory.verify_reads;
   options.stream_mode =
       config.debug.immediate_streams ? Stream::Mode::immediate : Stream::Mode::worker;
+  return options;
+}
+
+ExpertTierOptions plan_expert_tiers(const config::Config& config,
+                                    std::span<const TierGroup> groups,
+                                    const TierLimits& limits,
+                                    int rank) {
+  ExpertTierOptions options = expert_tier_options(config, rank);
   fill_tiers(groups, limits, options);
   return options;
+}
+
+TierLinkBytes link_bytes(std::span<const TierPart> parts,
+                         std::int64_t micro_batches,
+                         bool is_vertical) {
+  TierLinkBytes sum;
+  for (const TierPart& p : parts) {
+    const auto all = static_cast<double>(p.bytes());
+    const double missed = all * (1 - p.share());
+    const double homeless =
+        p.blocks == 0 ? 0 : static_cast<double>(p.on_device) / static_cast<double>(p.blocks);
+    // A cache that holds a layer meets it once for all micro-batches that follow each other.
+    const double visits =
+        is_vertical && p.slots >= p.members ? 1 : static_cast<double>(micro_batches);
+    switch (p.kind) {
+      case Kind::weights:
+        sum.up += (2 * visits + 1) * missed;
+        sum.down += all * (1 - homeless);
+        break;
+      case Kind::gradients:
+        sum.up += (visits + 1) * missed;
+        sum.down += visits * missed;
+        break;
+      case Kind::states:
+        sum.up += missed;
+        sum.down += missed;
+        break;
+    }
+  }
+  return sum;
 }
 
 }  // namespace moesaic

@@ -9,7 +9,10 @@
 
 #include "core/base/activity.h"
 #include "core/model/pipeline_plan.h"
+#include "core/nn/expert_tiers.h"
 #include "core/train/balance_update.h"
+#include "core/train/store_ids.h"
+#include "core/train/tier_schedule.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/part_scope.h"
 
@@ -136,9 +139,17 @@ void Trainer::allocate() {
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
+  const ExpertTiers* tiers = parts_.params->tiers();
+  if (world() != nullptr && tiers != nullptr && tiers->holds_weights())
+    member_reduction_ = std::make_unique<MemberReduction>(*parts_.params, parts_.mesh);
   // Split masters round to bf16 in their own way, which only their owner can.
-  if (reduction_) reduction_->gather_weights(backend_->stream());
+  gather_weights(true);
   if (config.experts.place_every > 0) {
+    if (tiers != nullptr)
+      throw UsageError(
+          "experts.place_every moves experts between ranks, which offloaded ones cannot do yet; "
+          "set "
+          "experts.place_every=0 or experts.offload=none");
     placer_ = std::make_unique<ExpertPlacer>(
         *parts_.params,
         *parts_.optimizer,
@@ -232,6 +243,9 @@ void Trainer::enter_phase(const Phase& phase) {
     }
     parts_.optimizer->set_lr_scale(id, scale);
   }
+  if (ExpertTiers* tiers = parts_.params->tiers())
+    tiers->set_schedule(expert_visits(config, phase, *parts_.model, position),
+                        tiers::Updates::dense);
   choose_balanced(phase);
   place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
                 static_cast<std::int64_t>(micro_batches_.size()));
@@ -299,11 +313,12 @@ void Trainer::choose_balanced(const Phase& phase) {
   }
 }
 
-// The gradient of a parameter that the phase trains.
+// The gradient of a parameter that the phase trains, and that lies on the device.
 TensorView Trainer::some_gradient() const {
   for (std::size_t i = 0; i < parts_.params->params().size(); ++i) {
-    if (const TensorView g = parts_.params->gradient({static_cast<std::int32_t>(i)}, 0); !g.empty())
-      return g;
+    const ParamId id = param_id(i);
+    if (parts_.params->has_tiered_weights(parts_.params->storage_of(id))) continue;
+    if (const TensorView g = parts_.params->gradient(id, 0); !g.empty()) return g;
   }
   return {};
 }
@@ -360,6 +375,7 @@ StepScalars Trainer::step_scalars(const Phase& phase, const BatchCounts& counts)
 void Trainer::reset_step_buffers() {
   Stream& stream = backend_->stream();
   parts_.params->zero_grads(stream);
+  if (ExpertTiers* tiers = parts_.params->tiers()) tiers->begin_step();
   zero_tensor(losses_, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -380,6 +396,7 @@ void Trainer::reduce_over_ranks() {
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
   reduction_->finish(stream);
+  if (member_reduction_) member_reduction_->reduce(backend_->backend());
   if (pipeline_) pipeline_->add_gradients_of_copies();
   world()->all_reduce(losses_, ReduceOp::sum, stream);
   if (stage() == nullptr) return;
@@ -484,6 +501,11 @@ void Trainer::forward_backward() {
   reduce_over_ranks();
 }
 
+void Trainer::gather_weights(bool all) {
+  if (reduction_) reduction_->gather_weights(backend_->stream());
+  if (member_reduction_) member_reduction_->gather_weights(backend_->backend(), all);
+}
+
 StepStats Trainer::finish_step() {
   timer_->stream_does(StepPart::optimizer);
   {
@@ -491,7 +513,7 @@ StepStats Trainer::finish_step() {
     parts_.optimizer->clip(backend_->backend(), losses_, world());
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
-    if (reduction_) reduction_->gather_weights(backend_->stream());
+    gather_weights(false);
     parts_.optimizer->average(backend_->backend());
   }
   {

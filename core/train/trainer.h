@@ -18,6 +18,7 @@
 #include "core/train/expert_exchange.h"
 #include "core/train/expert_placer.h"
 #include "core/train/gradient_reduction.h"
+#include "core/train/member_reduction.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
 #include "core/train/pipeline_step.h"
@@ -159,6 +160,8 @@ class Trainer {
   void forward_backward();
   void reset_step_buffers();
   void reduce_over_ranks();
+  /// All ranks get the weights that others keep. `all`: of frozen experts too, which no step changes.
+  void gather_weights(bool all);
   /// Of the micro-batch of this number on this rank.
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
@@ -195,8 +198,9 @@ class Trainer {
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
   TensorView losses_;
   Buffer host_results_;
-  std::unique_ptr<GradientReduction> reduction_;  // with more than one rank
-  std::unique_ptr<ExpertPlacer> placer_;          // with experts.place_every
+  std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
+  std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
+  std::unique_ptr<ExpertPlacer> placer_;               // with experts.place_every
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap

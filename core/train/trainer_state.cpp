@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 
 #include "core/model/from_config.h"
+#include "core/train/offloaded_state.h"
 #include "core/train/optimizer_config.h"
+#include "core/train/store_ids.h"
 #include "core/train/trainer.h"
 #include "kernels/ops/elementwise.h"
 
@@ -21,6 +23,10 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
       if (params.own_piece(id, e).is_empty()) continue;  // another rank's
+      if (params.has_tiered_state(params.storage_of(id))) {
+        all.push_back(master_of_member(params, id, e));
+        continue;
+      }
       const TensorView remainder = params.remainder(id, e);
       all.push_back({params.member_name(id, e),
                      remainder.empty() ? params.master(id, e) : params.own_weight(id, e),
@@ -37,9 +43,12 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
 }
 
 void refresh_weights(const ParameterStore& params, Backend& backend) {
+  for (std::size_t s = 0; s < params.num_storages(); ++s) {
+    if (params.has_tiered_state(storage_id(s))) refresh_offloaded(params, storage_id(s), backend);
+  }
   for (std::size_t i = 0; i < params.params().size(); ++i) {
-    const ParamId id{static_cast<std::int32_t>(i)};
-    if (params.masters_are_weights(id)) continue;
+    const ParamId id = param_id(i);
+    if (params.masters_are_weights(id) || params.has_tiered_state(params.storage_of(id))) continue;
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
       const TensorView master = params.master(id, e);  // empty: split, or another rank's
       if (!master.empty()) run(backend, Cast{.y = params.own_weight(id, e), .x = master});
@@ -119,7 +128,7 @@ std::vector<StateTensor> Trainer::weights() const {
 void Trainer::weights_were_loaded() {
   MOESAIC_CHECK(step_ == 0, "weights alone are loaded before the first step");
   refresh_weights(*parts_.params, backend_->backend());
-  if (reduction_) reduction_->gather_weights(backend_->stream());
+  gather_weights(true);
 }
 
 // What decided which samples were used up to this step. Later phases may still change, and the present one's end.
@@ -196,7 +205,7 @@ void Trainer::load_values(const StateValues& values) {
   }
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
-  if (reduction_) reduction_->gather_weights(backend_->stream());
+  gather_weights(true);
   if (placer_) {
     const auto ranks = values.integers.find("experts.ranks");
     placer_->restore(ranks == values.integers.end() ? 0 : ranks->second, backend_->stream());

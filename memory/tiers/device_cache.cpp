@@ -39,10 +39,21 @@ DeviceCache::DeviceCache(HomeTiers& homes,
           bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
       in_(options.device, options.name + " loads", options.mode),
       out_(options.device, options.name + " write-backs", options.mode) {
-  MOESAIC_CHECK(
-      options_.slots >= kMinSlots && options_.transit >= 1 && options_.transit <= options_.slots,
-      fmt::format("{} slots, {} for transit", options_.slots, options_.transit));
-  for (std::int64_t s = options_.slots; s-- > 0;)
+  for (Block b = 0; b < homes.blocks(); ++b)
+    if (homes.lives_on_device(b))
+      slot_for_good_.emplace(b, static_cast<std::int64_t>(slot_for_good_.size()));
+  const auto here = static_cast<std::int64_t>(slot_for_good_.size());
+  const std::int64_t passing = options_.slots - here;
+  const bool all_stay = passing >= homes.blocks() - here;
+  MOESAIC_CHECK((here == homes.blocks() && passing >= 0) ||
+                    (passing >= kMinSlots && options_.transit <= passing &&
+                     options_.transit >= (all_stay ? 0 : 1)),
+                fmt::format("{} slots, {} for blocks that live there, {} for transit",
+                            options_.slots,
+                            here,
+                            options_.transit));
+  most_kept_ = passing - options_.transit;
+  for (std::int64_t s = options_.slots; s-- > here;)
     free_.push_back(s);
 }
 
@@ -72,6 +83,12 @@ SectionRange DeviceCache::in_entry(SectionRange r) const {
   MOESAIC_CHECK(r.first >= options_.range.first && r.end() <= options_.range.end(),
                 "sections of the cache");
   return {r.first - options_.range.first, r.count};
+}
+
+void DeviceCache::set_policy(std::unique_ptr<CachePolicy> policy) {
+  policy_ = std::move(policy);
+  for (const auto& [block, e] : entries_)
+    if (e.kept) policy_->admitted(block);
 }
 
 void DeviceCache::begin_visit(const Visit& visit, std::span<const Block> blocks) {
@@ -105,7 +122,7 @@ void DeviceCache::load(Block block, Entry& entry) {
 
 void DeviceCache::write_back(Block block) {
   const auto found = entries_.find(block);
-  if (found == entries_.end()) return;
+  if (found == entries_.end() || found->second.lives_here) return;
   BlockCopy& c = found->second.copy;
   const SectionRange all{0, options_.range.count};
   if (!c.any(all, CopyState::dirty)) return;
@@ -154,19 +171,27 @@ void DeviceCache::evict(Block block) {
       fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
     }
   }
+  forget(found);
+}
+
+// Its slot is free.
+void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
+  const Entry& e = entry->second;
   if (e.kept) {
-    policy_->removed(block);
+    policy_->removed(entry->first);
     --kept_;
+  } else {
+    passing_.erase(e.number);
   }
-  free_.push_back(e.slot);
-  entries_.erase(found);
+  if (!e.lives_here) free_.push_back(e.slot);
+  entries_.erase(entry);
   ++counters_.drops;
 }
 
 // Frees a slot for `block` where none is. Returns whether the block will be kept.
 bool DeviceCache::make_slot(Block block) {
   const CachePolicy::MayGo may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-  bool keep = kept_ < options_.slots - options_.transit;
+  bool keep = kept_ < most_kept_;
   if (!keep && kept_ > 0) {
     const Block out = policy_->victim(block, may_go);
     keep = out != block;
@@ -175,14 +200,12 @@ bool DeviceCache::make_slot(Block block) {
   if (!free_.empty()) return keep;
   // Those that only pass, the oldest first; then whatever the policy would give up.
   auto oldest = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const bool goes = !it->second.kept && !it->second.copy.is_pinned();
-    if (goes && (oldest == entries_.end() || it->second.number < oldest->second.number))
-      oldest = it;
-  }
+  for (auto it = passing_.begin(); it != passing_.end() && oldest == entries_.end(); ++it)
+    if (may_go(it->second)) oldest = entries_.find(it->second);
   if (oldest == entries_.end()) {
-    oldest = std::find_if(
-        entries_.begin(), entries_.end(), [&](const auto& e) { return may_go(e.first); });
+    oldest = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) {
+      return !e.second.lives_here && may_go(e.first);
+    });
   }
   if (oldest == entries_.end()) {
     throw ResourceError(
@@ -196,7 +219,23 @@ bool DeviceCache::make_slot(Block block) {
   return keep;
 }
 
+void DeviceCache::settle_for_good(Block block) {
+  Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
+          .slot = slot_for_good_.at(block),
+          .lives_here = true,
+          .number = ++numbers_};
+  e.copy.apply({0, options_.range.count}, CopyAction::make);
+  in_.record(e.copy.ready);
+  entries_.emplace(block, std::move(e));
+  ++counters_.loads;
+}
+
 void DeviceCache::bring(Block block, bool needs_load) {
+  if (slot_for_good_.count(block) > 0) {
+    MOESAIC_CHECK(!needs_load,
+                  fmt::format("block {} lives on the device and has no values yet", block));
+    return settle_for_good(block);
+  }
   const bool keep = make_slot(block);
   Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
           .slot = free_.back(),
@@ -214,6 +253,7 @@ void DeviceCache::bring(Block block, bool needs_load) {
     policy_->admitted(block);
     ++kept_;
   } else {
+    passing_.emplace(numbers_, block);
     ++counters_.passed;
   }
   ++counters_.loads;
@@ -249,16 +289,20 @@ void DeviceCache::release(Block block,
   c.unpin(access, user);
 }
 
-bool DeviceCache::prefetch(Block block) {
-  if (holds(block)) return true;
+bool DeviceCache::prefetch(Block block, bool may_pass) {
+  if (holds(block) || slot_for_good_.count(block) > 0) return true;
   homes_.poll();
   if (!homes_.is_ready(block, options_.range)) {
     homes_.prefetch(block, options_.range);
     return false;
   }
-  if (kept_ >= options_.slots - options_.transit && free_.empty()) {
+  if (kept_ >= most_kept_ && free_.empty()) {
     const auto may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-    if (kept_ == 0 || policy_->victim(block, may_go) == block) return false;
+    const bool has_room =
+        may_pass && std::any_of(passing_.begin(), passing_.end(), [&](const auto& passing) {
+          return may_go(passing.second);
+        });
+    if (!has_room && (kept_ == 0 || policy_->victim(block, may_go) == block)) return false;
   }
   bring(block, true);
   ++counters_.prefetches;
@@ -271,17 +315,19 @@ void DeviceCache::flush() {
   homes_.flush();
 }
 
+void DeviceCache::discard(Block block) {
+  const auto found = entries_.find(block);
+  if (found == entries_.end()) return;
+  BlockCopy& copy = found->second.copy;
+  copy.wait_for_uses(in_);
+  for (int s = 0; s < options_.range.count; ++s)
+    if (copy.state(s) != CopyState::absent) copy.apply({s, 1}, CopyAction::discard);
+  forget(found);
+}
+
 void DeviceCache::discard() {
-  for (auto& [block, e] : entries_) {
-    e.copy.wait_for_uses(in_);
-    for (int s = 0; s < options_.range.count; ++s)
-      if (e.copy.state(s) != CopyState::absent) e.copy.apply({s, 1}, CopyAction::discard);
-    if (e.kept) policy_->removed(block);
-    free_.push_back(e.slot);
-    ++counters_.drops;
-  }
-  entries_.clear();
-  kept_ = 0;
+  while (!entries_.empty())
+    discard(entries_.begin()->first);
 }
 
 }  // namespace moesaic::tiers

@@ -28,9 +28,11 @@ class DeviceCache {
   struct Options {
     std::string name = "expert cache";  ///< tag of its memory, and what messages call it
     SectionRange range;                 ///< what a slot holds
-    std::int64_t slots = 0;             ///< all of them; at least kMinSlots
+    /// All of them: one for each block that lives here alone (HomeTiers::lives_on_device()), which it keeps, and at least
+    /// kMinSlots for the others if there are any.
+    std::int64_t slots = 0;
     std::int64_t transit =
-        3;  ///< of these, slots for blocks that the policy does not keep: at least 1
+        3;  ///< of these, slots for blocks that the policy does not keep: at least 1, unless all blocks have a slot
     Device device = kCpu;
     Stream::Mode mode = Stream::Mode::worker;  ///< of the two streams
     bool poison = false;                       ///< tests: a slot holds NaNs between two blocks
@@ -57,6 +59,8 @@ class DeviceCache {
                                  SectionRange range,
                                  std::int64_t slots);
 
+  /// Another policy from now on; it learns what is kept.
+  void set_policy(std::unique_ptr<CachePolicy> policy);
   /// Tells the policy what the next uses are.
   void begin_visit(const Visit& visit, std::span<const Block> blocks);
 
@@ -64,6 +68,7 @@ class DeviceCache {
     loaded,    ///< brought here where they are not
     replaced,  ///< the user writes all sections first: nothing is loaded
   };
+  /// A block that lives here gets its first values by Contents::replaced.
   /// Returns the slot that holds the block's sections for work that is enqueued on `user` until release(). Throws ResourceError when all slots are in use, and what HomeTiers::lease() throws; then
   /// nothing has changed, and the call may be tried again.
   std::int64_t acquire(Block block,
@@ -78,9 +83,10 @@ class DeviceCache {
   /// Section of the record in a slot; in slot 0 the begin of all slots of the section, aligned to 256 bytes.
   std::byte* data(std::int64_t slot, int section) const;
 
-  /// Loads a block ahead; false when it is not here yet: the policy would not keep it and no slot is free, or it is still
-  /// on its way from the file (call again). Waits for nothing but what the homes need to take a changed block that goes.
-  bool prefetch(Block block);
+  /// Loads a block ahead; false when it is not here yet: the policy would not keep it and no slot is free (`may_pass`: or
+  /// could be, by giving up a block that only passes), or it is still on its way from the file (call again). Waits for
+  /// nothing but what the homes need to take a changed block that goes.
+  bool prefetch(Block block, bool may_pass = false);
   /// What the policy says of the next `visits` visits.
   std::vector<Foreseen> foresee(std::int64_t visits, double probability) const {
     return policy_->prefetch(visits, probability);
@@ -89,12 +95,20 @@ class DeviceCache {
   void write_back(Block block);
   /// Writes everything back and waits until the homes have it (and the file, by HomeTiers::flush()).
   void flush();
-  /// Gives up all copies, whatever they hold: the homes got other values.
+  /// Gives up all copies, or that of a block, whatever they hold: the homes got other values, or nobody needs these any more.
+  /// A block that lives here has no values then.
   void discard();
+  void discard(Block block);
 
   bool holds(Block block) const { return entries_.count(block) > 0; }
+  /// Whether it is held and stays, because the policy keeps it or it lives here; other copies only pass.
+  bool keeps(Block block) const {
+    const auto found = entries_.find(block);
+    return found != entries_.end() && (found->second.kept || found->second.lives_here);
+  }
   std::int64_t resident() const noexcept { return static_cast<std::int64_t>(entries_.size()); }
   const Counters& counters() const noexcept { return counters_; }
+  const Options& options() const noexcept { return options_; }
   Stream& load_stream() noexcept { return in_; }
   Stream& write_stream() noexcept { return out_; }
 
@@ -103,12 +117,15 @@ class DeviceCache {
     BlockCopy copy;
     std::int64_t slot = 0;
     bool kept = false;
+    bool lives_here = false;
     std::uint64_t number = 0;  ///< in the order of loads
   };
 
   void bring(Block block, bool load);
+  void settle_for_good(Block block);
   bool make_slot(Block block);
   void evict(Block block);
+  void forget(std::map<Block, Entry>::iterator entry);
   void load(Block block, Entry& entry);
   void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up);
   SectionRange in_entry(SectionRange of_record) const;
@@ -120,7 +137,9 @@ class DeviceCache {
   Stream in_, out_;
   std::map<Block, Entry> entries_;
   std::vector<std::int64_t> free_;
-  std::int64_t kept_ = 0;
+  std::map<Block, std::int64_t> slot_for_good_;  ///< of the blocks that live here
+  std::int64_t most_kept_ = 0, kept_ = 0;        ///< of the others, by the policy
+  std::map<std::uint64_t, Block> passing_;       ///< copies that are not kept, by number
   std::optional<Block> failed_use_;  ///< the policy was told of it, and the block could not be had
   std::uint64_t numbers_ = 0;
   Counters counters_;

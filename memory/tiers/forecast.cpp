@@ -22,13 +22,26 @@ ScheduleForecast::ScheduleForecast(Options options) : options_(std::move(options
       static_cast<std::size_t>(o.layers) * static_cast<std::size_t>(o.experts);
   probability_.assign(blocks, 1.0);
   due_.assign(blocks, 0);
+  drawn_.assign(blocks, 0);
   certain_.resize(blocks);
-  forwards_.resize(static_cast<std::size_t>(o.layers));
+  for (auto* list : {&draws_, &updates_, &others_})
+    list->resize(static_cast<std::size_t>(o.layers));
   for (std::int64_t p = 0; p < length(); ++p) {
-    MOESAIC_CHECK(visit_at(p).layer >= 0 && visit_at(p).layer < o.layers, "layers of the schedule");
-    if (visit_at(p).kind == VisitKind::forward)
-      forwards_[static_cast<std::size_t>(visit_at(p).layer)].push_back(p);
+    const Visit& visit = visit_at(p);
+    MOESAIC_CHECK(visit.layer >= 0 && visit.layer < o.layers, "layers of the schedule");
+    auto& list = visit.kind == o.draws             ? draws_
+                 : visit.kind == VisitKind::update ? updates_
+                                                   : others_;
+    list[static_cast<std::size_t>(visit.layer)].push_back(p);
   }
+}
+
+// The next one of positions in the step, of this step or the next; negative when there is none.
+std::int64_t ScheduleForecast::after_now(const std::vector<std::int64_t>& positions) const {
+  if (positions.empty()) return -1;
+  const std::int64_t start = std::max<std::int64_t>(now_, 0) / length() * length();
+  const auto later = std::upper_bound(positions.begin(), positions.end(), now_ - start);
+  return later != positions.end() ? start + *later : start + length() + positions.front();
 }
 
 // Where in the visits the block's turn comes.
@@ -39,42 +52,69 @@ double ScheduleForecast::place(std::int64_t position, Block block) const {
   return static_cast<double>(position) + static_cast<double>(turn) / static_cast<double>(experts);
 }
 
-void ScheduleForecast::note_forward(const Visit& visit, std::span<const Block> blocks) {
+// `is_new`: not a further part of the visit in progress.
+void ScheduleForecast::note_drawn(const Visit& visit, std::span<const Block> blocks, bool is_new) {
   const Block first = static_cast<Block>(visit.layer) * options_.experts;
-  for (Block b = first; b < first + options_.experts; ++b)
-    probability_[index(b)] += options_.smoothing * (due_[index(b)] - probability_[index(b)]);
-  // The visits of this step that use the same experts again.
-  const std::int64_t end = (now_ / length() + 1) * length();
-  for (std::int64_t p = now_ + 1; p < end; ++p) {
-    const Visit& later = visit_at(p);
-    const bool again =
-        later.layer == visit.layer &&
-        ((later.kind == VisitKind::backward && later.micro_batch == visit.micro_batch) ||
-         (later.kind == VisitKind::update && options_.updates == Updates::touched));
-    if (!again) continue;
-    for (const Block b : blocks) {
-      auto& list = certain_[index(b)];
-      const auto at = std::lower_bound(list.begin(), list.end(), p);
-      if (at == list.end() || *at != p) list.insert(at, p);
+  if (is_new) {
+    for (Block b = first; b < first + options_.experts; ++b) {
+      drawn_[index(b)] = 0;
+      probability_[index(b)] *= 1 - options_.smoothing;
     }
   }
+  for (const Block b : blocks) {
+    if (drawn_[index(b)] != 0) continue;
+    drawn_[index(b)] = 1;
+    probability_[index(b)] += options_.smoothing;
+  }
+  // The visits of this step that use the same experts again.
+  const std::int64_t start = now_ / length() * length();
+  const auto use_again = [&](const std::vector<std::int64_t>& positions, bool any_micro_batch) {
+    for (const std::int64_t in_step : positions) {
+      const std::int64_t p = start + in_step;
+      if (p <= now_ || (!any_micro_batch && visit_at(p).micro_batch != visit.micro_batch)) continue;
+      for (const Block b : blocks) {
+        auto& list = certain_[index(b)];
+        const auto at = std::lower_bound(list.begin(), list.end(), p);
+        if (at == list.end() || *at != p) list.insert(at, p);
+      }
+    }
+  };
+  const auto layer = static_cast<std::size_t>(visit.layer);
+  use_again(others_[layer], false);
+  if (options_.updates == Updates::touched) use_again(updates_[layer], true);
+}
+
+// Whether the visit is the next one, rather than a further part of the one in progress.
+bool ScheduleForecast::move_on(const Visit& visit) {
+  const std::int64_t furthest = now_ + (options_.may_skip ? length() : 1);
+  if (visit == visit_at(now_ + 1)) {
+    ++now_;
+    return true;
+  }
+  if (now_ >= 0 && visit == visit_at(now_)) return false;
+  for (std::int64_t p = now_ + 2; p <= furthest; ++p) {
+    if (visit != visit_at(p)) continue;
+    now_ = p;
+    return true;
+  }
+  const Visit& next = visit_at(now_ + 1);
+  throw InternalError(
+      fmt::format("visit {} is {} of layer {}, micro-batch {}; the schedule has {} of "
+                  "layer {}, micro-batch {}",
+                  now_ + 1,
+                  name(visit.kind),
+                  visit.layer,
+                  visit.micro_batch,
+                  name(next.kind),
+                  next.layer,
+                  next.micro_batch));
 }
 
 BlockRange ScheduleForecast::begin_visit(const Visit& visit, std::span<const Block> blocks) {
-  ++now_;
-  MOESAIC_CHECK(visit == visit_at(now_),
-                fmt::format("visit {} is {} of layer {}, micro-batch {}; the schedule has {} of "
-                            "layer {}, micro-batch {}",
-                            now_,
-                            name(visit.kind),
-                            visit.layer,
-                            visit.micro_batch,
-                            name(visit_at(now_).kind),
-                            visit_at(now_).layer,
-                            visit_at(now_).micro_batch));
+  const bool is_new = move_on(visit);
   const Block first = static_cast<Block>(visit.layer) * options_.experts;
   const BlockRange layer{first, first + options_.experts};
-  for (Block b = layer.begin; b < layer.end; ++b) {
+  for (Block b = layer.begin; is_new && b < layer.end; ++b) {
     due_[index(b)] = 0;
     auto& list = certain_[index(b)];
     list.erase(list.begin(), std::upper_bound(list.begin(), list.end(), now_));
@@ -83,7 +123,7 @@ BlockRange ScheduleForecast::begin_visit(const Visit& visit, std::span<const Blo
     MOESAIC_CHECK(b >= layer.begin && b < layer.end, "blocks of the visit's layer");
     due_[index(b)] = 1;
   }
-  if (visit.kind == VisitKind::forward) note_forward(visit, blocks);
+  if (visit.kind == options_.draws) note_drawn(visit, blocks, is_new);
   return layer;
 }
 
@@ -95,23 +135,16 @@ double ScheduleForecast::next_use(Block block) const {
   if (due_[index(block)] != 0) return place(now_, block);
   double next =
       certain_[index(block)].empty() ? kNever : place(certain_[index(block)].front(), block);
-  const std::int64_t layer = block / options_.experts;
-  const auto& forwards = forwards_[static_cast<std::size_t>(layer)];
+  const auto layer = static_cast<std::size_t>(block / options_.experts);
   const double p = probability_[index(block)];
-  if (!forwards.empty() && p > 0) {
-    const std::int64_t start = std::max<std::int64_t>(now_, 0) / length() * length();
-    const auto later = std::upper_bound(forwards.begin(), forwards.end(), now_ - start);
-    const std::int64_t at =
-        later != forwards.end() ? start + *later : start + length() + forwards.front();
-    const double spacing = static_cast<double>(length()) / static_cast<double>(forwards.size());
+  if (const std::int64_t at = after_now(draws_[layer]); at >= 0 && p > 0) {
+    const double spacing =
+        static_cast<double>(length()) / static_cast<double>(draws_[layer].size());
     next = std::min(next, place(at, block) + (1 / p - 1) * spacing);
   }
   if (options_.updates == Updates::dense) {
-    for (std::int64_t q = now_ + 1; q <= now_ + length(); ++q) {
-      if (visit_at(q).kind != VisitKind::update || visit_at(q).layer != layer) continue;
-      next = std::min(next, place(q, block));
-      break;
-    }
+    if (const std::int64_t at = after_now(updates_[layer]); at >= 0)
+      next = std::min(next, place(at, block));
   }
   return next;
 }
@@ -119,17 +152,17 @@ double ScheduleForecast::next_use(Block block) const {
 double ScheduleForecast::probability_at(std::int64_t position, Block block) const {
   const auto& certain = certain_[index(block)];
   const VisitKind kind = visit_at(position).kind;
-  if (kind == VisitKind::forward) return probability_[index(block)];
+  if (kind == options_.draws) return probability_[index(block)];
   if (kind == VisitKind::update && options_.updates == Updates::dense) return 1;
   if (std::binary_search(certain.begin(), certain.end(), position)) return 1;
   return is_decided(position) ? 0 : probability_[index(block)];
 }
 
-// Whether the forwards whose experts a backward or an update uses have been.
+// Whether the visits whose experts another one uses again have been.
 bool ScheduleForecast::is_decided(std::int64_t position) const {
   const Visit& visit = visit_at(position);
   const std::int64_t start = position / length() * length();
-  for (const std::int64_t f : forwards_[static_cast<std::size_t>(visit.layer)]) {
+  for (const std::int64_t f : draws_[static_cast<std::size_t>(visit.layer)]) {
     const bool counts =
         visit.kind == VisitKind::update || visit_at(f).micro_batch == visit.micro_batch;
     if (counts && start + f > now_) return false;

@@ -24,7 +24,8 @@ struct Foreseen {
 class Forecast {
  public:
   virtual ~Forecast() = default;
-  /// A visit begins; `blocks` will be used now, in this order. Returns whose next use may have changed.
+  /// A visit begins; `blocks` will be used now, in this order. Or another part of the visit in progress does. Returns whose
+  /// next use may have changed.
   virtual BlockRange begin_visit(const Visit& visit, std::span<const Block> blocks) = 0;
   /// A block of the visit was used.
   virtual void used(Block block) = 0;
@@ -45,10 +46,14 @@ class ScheduleForecast final : public Forecast {
     std::int32_t layers = 0, experts = 0;
     Updates updates = Updates::none;
     double smoothing = 0.2;  ///< weight of a new observation in p
+    /// The visits that draw their blocks: forward for weights. Backward for gradients, whose schedule has no forward.
+    VisitKind draws = VisitKind::forward;
+    bool may_skip = false;  ///< visits of the schedule may be left out (layers that are frozen)
   };
   explicit ScheduleForecast(Options options);
 
-  /// Throws InternalError when the visit is not the schedule's next one.
+  /// The schedule's next visit, or once more the one in progress: it then uses these blocks as well. Throws InternalError
+  /// for another.
   BlockRange begin_visit(const Visit& visit, std::span<const Block> blocks) override;
   void used(Block block) override;
   double next_use(Block block) const override;
@@ -61,17 +66,22 @@ class ScheduleForecast final : public Forecast {
   const Visit& visit_at(std::int64_t position) const {
     return options_.step[static_cast<std::size_t>(position % length())];
   }
+  std::int64_t after_now(const std::vector<std::int64_t>& positions) const;
+  bool move_on(const Visit& visit);
   double place(std::int64_t position, Block block) const;
   double probability_at(std::int64_t position, Block block) const;
   bool is_decided(std::int64_t position) const;
-  void note_forward(const Visit& visit, std::span<const Block> blocks);
+  void note_drawn(const Visit& visit, std::span<const Block> blocks, bool is_new);
 
   Options options_;
   std::int64_t now_ = -1;  ///< position of the visit in progress
   std::vector<double> probability_;
-  std::vector<std::uint8_t> due_;                    ///< of the visit in progress, not used yet
-  std::vector<std::vector<std::int64_t>> certain_;   ///< positions to come, ascending, by block
-  std::vector<std::vector<std::int64_t>> forwards_;  ///< positions in the step, by layer
+  std::vector<std::uint8_t> due_;  ///< of the visit in progress, not used yet
+  std::vector<std::uint8_t>
+      drawn_;  ///< by the visit in progress, or the layer's last one that drew
+  std::vector<std::vector<std::int64_t>> certain_;  ///< positions to come, ascending, by block
+  /// Positions in the step, by layer: of what draws, of updates, of what is neither.
+  std::vector<std::vector<std::int64_t>> draws_, updates_, others_;
 };
 
 /// Told all uses beforehand: the exact next use.

@@ -15,6 +15,14 @@ bool all_reached(const std::vector<Event>& events) {
   return std::all_of(events.begin(), events.end(), [](const Event& e) { return e.reached(); });
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// How many leases in their last work poll() looks at beyond those that are over. Work of two streams ends in nearly the order
+// in which it was enqueued, and a host that is far ahead has thousands of leases.
+constexpr std::size_t kPolled = 32;
+
 SectionRange joined(SectionRange a, SectionRange b) {
   const int first = std::min(a.first, b.first);
   return {first, std::max(a.end(), b.end()) - first};
@@ -36,8 +44,15 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
     : layout_(layout), options_(std::move(options)) {
   const std::int64_t in_file = std::count_if(
       options_.in_file.begin(), options_.in_file.end(), [](auto f) { return f != 0; });
+  MOESAIC_CHECK(options_.on_device.empty() || options_.on_device.size() == options_.in_file.size(),
+                "a place for every block");
+  std::int64_t on_device = 0;
+  for (Block b = 0; b < blocks(); ++b) {
+    MOESAIC_CHECK(!lives_in_file(b) || !lives_on_device(b), "a block has one home");
+    on_device += lives_on_device(b) ? 1 : 0;
+  }
   const HostPool::Options homes{.slot_bytes = layout_.stride(),
-                                .slots = blocks() - in_file,
+                                .slots = blocks() - in_file - on_device,
                                 .device = options_.device,
                                 .tag = "host tier"};
   const HostPool::Options staging{.slot_bytes = layout_.stride(),
@@ -81,6 +96,10 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
   at_home_.resize(static_cast<std::size_t>(homes.slots));
   std::int64_t records = 0, homed = 0;
   for (Block b = 0; b < blocks(); ++b) {
+    if (lives_on_device(b)) {
+      place_.push_back(-1);
+      continue;
+    }
     place_.push_back(lives_in_file(b) ? records++ : homed++);
     if (!lives_in_file(b)) set_up(b, *find(b), homes_->take());
   }
@@ -92,6 +111,7 @@ HomeTiers::~HomeTiers() {
 
 void HomeTiers::check(Block block, SectionRange range) const {
   MOESAIC_CHECK(block >= 0 && block < blocks(), fmt::format("block {} of {}", block, blocks()));
+  MOESAIC_CHECK(!lives_on_device(block), fmt::format("block {} lives on the device alone", block));
   layout_.check(range);
 }
 
@@ -140,14 +160,17 @@ void HomeTiers::finish(Entry& entry, std::size_t index) {
       entry.section(s).apply({0, 1}, action);
   };
   const auto start = std::chrono::steady_clock::now();
+  const bool waits = !done.transfer.is_done();
   try {
     done.transfer.wait();
   } catch (...) {
     note(done.is_write ? CopyAction::fail_write : CopyAction::fail_load);
     throw;
   }
-  file_wait_seconds_ +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (waits) {
+    ++file_waits_;
+    file_wait_seconds_ += seconds_since(start);
+  }
   note(done.is_write ? CopyAction::finish_write : CopyAction::finish_load);
 }
 
@@ -175,16 +198,20 @@ void HomeTiers::end_overlapping(Block block, Entry& entry, SectionRange range) {
     if (entry.held[i].is_open || !entry.held[i].range.overlaps(range)) continue;
     if (!all_reached(entry.held[i].after)) {
       ++lease_waits_;
+      const auto start = std::chrono::steady_clock::now();
       for (const Event& e : entry.held[i].after)
         e.wait_on_host();
+      lease_wait_seconds_ += seconds_since(start);
     }
     end(block, entry, i);
   }
 }
 
 void HomeTiers::poll() {
-  std::deque<Block> waiting;
-  for (const Block block : std::exchange(deferred_, {})) {
+  std::vector<Block> waiting;
+  while (!deferred_.empty() && waiting.size() < kPolled) {
+    const Block block = deferred_.front();
+    deferred_.pop_front();
     Entry* const found = find(block);
     if (found == nullptr) continue;
     Entry& e = *found;
@@ -199,7 +226,7 @@ void HomeTiers::poll() {
     }
     if (waits) waiting.push_back(block);
   }
-  deferred_ = std::move(waiting);
+  deferred_.insert(deferred_.begin(), waiting.begin(), waiting.end());
   for (auto& [block, e] : staged_)
     for (std::size_t i = e.running.size(); i-- > 0;)
       if (e.running[i].transfer.is_done()) finish(e, i);
@@ -230,20 +257,27 @@ bool HomeTiers::make_room(bool may_wait) {
   };
   poll();
   for (;;) {
-    const auto out = oldest([](const Entry& e) {
+    const auto is_idle = [](const Entry& e) {
       return e.running.empty() && std::all_of(e.sections.begin(),
                                               e.sections.end(),
                                               [](const BlockCopy& c) { return c.may_go(); });
-    });
+    };
+    auto out = oldest([&](const Entry& e) { return !e.is_expected && is_idle(e); });
+    const auto busy = oldest([](const Entry& e) { return !e.is_expected; });
+    if (may_wait && out == staged_.end() && busy == staged_.end()) {
+      if (end_oldest()) continue;
+      out = oldest(is_idle);
+    }
     if (out != staged_.end()) {
       staging_->give_back(out->second.image);
       staged_.erase(out);
       return true;
     }
     if (!may_wait) return false;
-    const auto busy = oldest([](const Entry&) { return true; });
     if (busy == staged_.end()) {
-      if (!end_oldest()) return false;
+      const auto reading = oldest([](const Entry&) { return true; });
+      if (reading == staged_.end()) return false;
+      settle(reading->second, layout_.all());
       continue;
     }
     settle(busy->second, layout_.all());
@@ -271,6 +305,7 @@ HomeTiers::Lease HomeTiers::lease(Block block, SectionRange range, Contents cont
   Entry* e = stage(block, true);
   MOESAIC_CHECK(e != nullptr, "all staging slots are leased, and none of the leases was released");
   e->last_lease = ++leases_;
+  e->is_expected = false;
   for (Held& h : e->held) {
     if (h.is_open || !(h.range == range)) continue;
     h.is_open = true;
@@ -328,8 +363,14 @@ bool HomeTiers::prefetch(Block block, SectionRange range) {
   if (!lives_in_file(block)) return true;
   Entry* e = stage(block, false);
   if (e == nullptr) return false;
+  e->is_expected = true;
   start_where(block, *e, range, CopyState::absent, false);
   return true;
+}
+
+void HomeTiers::forget_prefetched() {
+  for (auto& [block, e] : staged_)
+    e.is_expected = false;
 }
 
 bool HomeTiers::is_ready(Block block, SectionRange range) {

@@ -13,13 +13,15 @@
 
 namespace moesaic::tiers {
 
-/// Where the records of blocks live: some in host memory for good, the others in the file, with a few slots of host memory
-/// (staging) that they pass through. Used by one thread; only transfers of the file run beside it.
+/// Where the records of blocks live: some in host memory for good, others in the file, with a few slots of host memory
+/// (staging) that they pass through, the rest in the slots of device caches alone. Used by one thread; only transfers of the file run beside it.
 class HomeTiers {
  public:
   struct Options {
     std::vector<std::uint8_t> in_file;  ///< by block: whether it lives in the file
-    std::int64_t staging_slots = 0;     ///< at least kMinStaging when a block lives in the file
+    /// By block: whether it has no home here, because a device cache keeps the only copy. Empty: none.
+    std::vector<std::uint8_t> on_device;
+    std::int64_t staging_slots = 0;  ///< at least kMinStaging when a block lives in the file
     std::uint64_t host_budget = ~std::uint64_t{0};  ///< bytes, for homes and staging together
     Device device = kCpu;                           ///< whose copies the host memory is for
     bool poison = false;     ///< tests: staging slots that are free hold NaNs
@@ -52,7 +54,7 @@ class HomeTiers {
   };
   /// Sections of a block in host memory, for the caller alone until release(). Waits for the file where it must, and for
   /// the oldest lease in its last work where no staging slot is free. May throw what a transfer failed with; then nothing
-  /// is leased, and the call may be tried again: no values are lost by a failed transfer. InternalError when the section is
+  /// is leased, and the call may be tried again: no values are lost by a failed transfer. InternalError when the block lives on the device, when the section is
   /// leased already, when it never had values, or when all staging slots are leased and not released.
   Lease lease(Block block, SectionRange range, Contents contents);
   /// Ends a lease when the work before `after` is done (at once without). Of `changed` (within the range; none: nothing)
@@ -62,20 +64,29 @@ class HomeTiers {
                std::optional<SectionRange> changed,
                const std::optional<Event>& after = std::nullopt);
   /// Starts reading sections from the file, unless they are there or on their way. False when there is no slot for them
-  /// now. Never waits.
+  /// now. Never waits. What was read so stays until it is leased, others than prefetch() need its slot, or
+  /// forget_prefetched().
   bool prefetch(Block block, SectionRange range);
+  /// Nobody waits for what was prefetched and not leased yet.
+  void forget_prefetched();
   /// Whether lease(…, needed) would return at once.
   bool is_ready(Block block, SectionRange range);
   /// Ends the leases whose work is done, and notes which transfers are.
   void poll();
   /// Waits until the file has everything that was released. Throws what a write failed with; call it again to try again.
   void flush();
-  /// How often the host waited for a lease's work, and for how long for the file.
+  /// How often the host waited for a lease's work, how often for the file, and for how long.
   std::uint64_t lease_waits() const noexcept { return lease_waits_; }
+  std::uint64_t file_waits() const noexcept { return file_waits_; }
+  double lease_wait_seconds() const noexcept { return lease_wait_seconds_; }
   double file_wait_seconds() const noexcept { return file_wait_seconds_; }
 
   bool lives_in_file(Block block) const {
     return options_.in_file.at(static_cast<std::size_t>(block)) != 0;
+  }
+  bool lives_on_device(Block block) const {
+    return !options_.on_device.empty() &&
+           options_.on_device.at(static_cast<std::size_t>(block)) != 0;
   }
   const RecordLayout& layout() const noexcept { return layout_; }
   Block blocks() const noexcept { return static_cast<Block>(options_.in_file.size()); }
@@ -104,6 +115,7 @@ class HomeTiers {
     std::vector<Running> running;
     std::vector<Held> held;
     std::uint64_t last_lease = 0;
+    bool is_expected = false;  ///< prefetched and not leased yet
 
     BlockCopy& section(int s) { return sections[static_cast<std::size_t>(s)]; }
   };
@@ -131,8 +143,8 @@ class HomeTiers {
   std::vector<Entry> at_home_;
   std::unordered_map<Block, Entry> staged_;
   std::deque<Block> deferred_;  ///< of leases in their last work, in the order of release()
-  std::uint64_t leases_ = 0, lease_waits_ = 0;
-  double file_wait_seconds_ = 0;
+  std::uint64_t leases_ = 0, lease_waits_ = 0, file_waits_ = 0;
+  double lease_wait_seconds_ = 0, file_wait_seconds_ = 0;
 };
 
 }  // namespace moesaic::tiers

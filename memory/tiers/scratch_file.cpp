@@ -59,7 +59,9 @@ std::uint64_t ScratchFile::record_offset(std::int64_t record) const noexcept {
 }
 
 ScratchFile::ScratchFile(const Options& o, const RecordLayout& layout)
-    : path_(o.folder / fmt::format("moesaic-tier-rank-{:05}.bin", o.rank)),
+    : path_(o.folder /
+            fmt::format(
+                "moesaic-tier-rank-{:05}{}{}.bin", o.rank, o.name.empty() ? "" : "-", o.name)),
       bytes_(bytes_for(layout, o.records)),
       stride_(layout.stride()) {
   create_folder(o.folder);

@@ -16,6 +16,7 @@ class ScratchFile {
   struct Options {
     std::filesystem::path folder;  ///< made if missing
     std::int64_t rank = 0;
+    std::string name;  ///< part of the file's name, where a rank has several; may be empty
     std::int64_t records = 0;
     bool direct = true;       ///< past the page cache (O_DIRECT), where the file system takes that
     double lock_wait_s = 10;  ///< how long another process may still hold the file

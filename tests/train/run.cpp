@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -11,11 +12,11 @@
 #include <unistd.h>
 
 #include "core/base/random.h"
-#include "core/base/split_float.h"
 #include "core/checkpoint/boxes.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/from_config.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/optimizer_config.h"
 #include "tests/support/catch.h"
 
@@ -118,19 +119,78 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
   return config::load_config_text(yaml, "hybrid.yaml", overrides).config;
 }
 
-Run::Run(const config::Config& c, Communicator* world, Stream::Mode mode, Device device)
+namespace {
+
+// Slots for the share that is to be on the device.
+TierGroupOptions room(const TierGroup& group, const Offload& offload) {
+  const auto share = [](double part, std::int64_t of) {
+    return static_cast<std::int64_t>(std::ceil(part * static_cast<double>(of)));
+  };
+  const auto slots = [&](std::int64_t of) {
+    return std::max(share(offload.on_device, of), tiers::DeviceCache::kMinSlots);
+  };
+  return {.weight_slots = offload.weights ? slots(group.blocks()) : 0,
+          .gradient_slots = offload.weights && group.trained ? slots(group.blocks()) : 0,
+          .state_slots = slots(group.owned),
+          .weights_in_file = offload.weights ? share(offload.in_file, group.blocks()) : 0,
+          .states_in_file = share(offload.in_file, group.owned),
+          .staging_slots = offload.in_file > 0 ? 3 : 0};
+}
+
+ExpertTierOptions tier_options(const config::Config& config,
+                               const MeshPosition& position,
+                               Device device,
+                               const Offload& offload) {
+  static std::atomic<int> count{0};
+  ExpertTierOptions options;
+  options.weights = offload.weights;
+  options.policy = offload.policy;
+  options.seed = 5;
+  options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
+  options.folder = std::filesystem::temp_directory_path() /
+                   fmt::format("moesaic_train_{}", getpid()) / fmt::format("tiers{}", count++);
+  options.io = tiers::IoKind::threads;
+  options.poison = device == kCpu;
+  ParameterStore declared(precision_of(config, device != kCpu), position);
+  Model model(declared, model_options(config), stage_share(config, position));
+  if (const auto sharding = state_sharding(config, model)) declared.shard_state(*sharding);
+  declared.offload_experts(options);
+  declared.seal_pretend(device, ever_trained(make_phases(config), declared));
+  for (const TierGroup& group : declared.tier_groups(options.state_kinds))
+    options.groups.push_back(room(group, offload));
+  return options;
+}
+
+}  // namespace
+
+Run::Run(const config::Config& c,
+         Communicator* world,
+         Stream::Mode mode,
+         Device device,
+         const std::optional<Offload>& offload)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
-  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu),
-                                            mesh ? mesh->position() : MeshPosition());
-  model = std::make_unique<Model>(*params, model_options(config));
+  const MeshPosition position = mesh ? mesh->position() : MeshPosition();
+  params = std::make_unique<ParameterStore>(precision_of(config, device != kCpu), position);
+  model = std::make_unique<Model>(*params, model_options(config), stage_share(config, position));
   if (auto sharding = state_sharding(config, *model)) {
     sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
     params->shard_state(*sharding);
   }
+  if (offload) {
+    ExpertTierOptions options = tier_options(config, position, device, *offload);
+    options.stream_mode = mode;
+    params->offload_experts(std::move(options));
+  }
   params->seal(device, ever_trained(make_phases(config), *params));
   params->initialize(static_cast<std::uint64_t>(config.run.seed));
-  optimizer = std::make_unique<Optimizer>(*params, optimizer_options(config.optimizer));
+  ParameterStore whole(precision_of(config, device != kCpu));  // of all stages of a pipeline
+  if (position.extent(Axis::pp) > 1) {
+    const Model declared(whole, model_options(config));
+    whole.seal_pretend(device, ever_trained(make_phases(config), whole));
+  }
+  optimizer = std::make_unique<Optimizer>(
+      *params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
   trainer = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config,
                      .mesh = mesh.get(),
@@ -152,41 +212,14 @@ std::vector<StepStats> Run::steps(int n) {
   return all;
 }
 
-// A split master as f32.
-void Run::join(const StateTensor& t, std::vector<std::byte>& bytes) {
-  const auto n = static_cast<std::size_t>(t.view.numel());
-  std::vector<bf16> weight(n);
-  std::vector<std::uint16_t> remainder(n);
-  copy_tensor(TensorView(reinterpret_cast<std::byte*>(weight.data()), DType::bf16, t.view.shape()),
-              t.view,
-              trainer->stream());
-  copy_tensor(
-      TensorView(reinterpret_cast<std::byte*>(remainder.data()), DType::u16, t.view.shape()),
-      t.remainder,
-      trainer->stream());
-  trainer->stream().synchronize();
-  for (std::size_t i = 0; i < n; ++i) {
-    const float value = join_float(weight[i], remainder[i]);
-    std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
-  }
-}
-
 Snapshot Run::snapshot() {
   trainer->stream().synchronize();
   Snapshot all;
   for (const StateTensor& t : trainer->state()) {
     MOESAIC_CHECK(all.count(t.name) == 0,
                   t.name + " appears twice");  // ranks are threads: no assertions of the test here
-    std::vector<std::byte>& bytes = all[t.name];
-    bytes.resize(t.bytes());
-    if (t.remainder.empty()) {
-      copy_tensor(
-          TensorView(bytes.data(), t.view.dtype(), t.view.shape()), t.view, trainer->stream());
-    } else {
-      join(t, bytes);
-    }
+    all[t.name] = bytes_of_state(t, trainer->stream());
   }
-  trainer->stream().synchronize();
   return all;
 }
 
@@ -194,9 +227,17 @@ Snapshot Run::weights_of_kernels() {
   Snapshot all;
   for (std::size_t i = 0; i < params->params().size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
+    const StorageId storage = params->storage_of(id);
     for (std::int64_t e = 0; e < params->members_here(id); ++e) {
-      const TensorView weight = params->weight(id, e);
       std::vector<std::byte>& bytes = all[params->member_name(id, e)];
+      if (params->has_tiered_weights(storage)) {
+        params->tiers()->with_host(storage, e, {}, MemberAccess::read, [&](const TensorView& m) {
+          const TensorView weight = params->box_of_member(m, id);
+          bytes.assign(weight.data(), weight.data() + weight.bytes());
+        });
+        continue;
+      }
+      const TensorView weight = params->weight(id, e);
       bytes.resize(weight.bytes());
       copy_tensor(
           TensorView(bytes.data(), weight.dtype(), weight.shape()), weight, trainer->stream());
@@ -214,24 +255,21 @@ void Run::add_to(Snapshot& whole, std::mutex& mutex) {
     const std::size_t element = byte_size(t.dtype());
     bytes.resize(static_cast<std::size_t>(t.whole().numel()) * element);
     Shape begin;
-    begin.rank = t.view.rank();
-    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    begin.rank = t.shape().rank;
+    const Box piece{t.place ? t.place->begin : begin, t.shape()};
     copy_box(bytes.data(), whole_box(t.whole()), own.at(t.name).data(), piece, piece, element);
   }
 }
 
 void Run::restore(const Snapshot& tensors, const StateValues& values) {
   for (const StateTensor& t : trainer->state()) {
-    MOESAIC_CHECK(t.remainder.empty(), "split masters are restored from checkpoints");
     const std::size_t element = byte_size(t.dtype());
     std::vector<std::byte> own(t.bytes());
     Shape begin;
-    begin.rank = t.view.rank();
-    const Box piece{t.place ? t.place->begin : begin, t.view.shape()};
+    begin.rank = t.shape().rank;
+    const Box piece{t.place ? t.place->begin : begin, t.shape()};
     copy_box(own.data(), piece, tensors.at(t.name).data(), whole_box(t.whole()), piece, element);
-    copy_tensor(
-        t.view, ConstTensorView(own.data(), t.view.dtype(), t.view.shape()), trainer->stream());
-    trainer->stream().synchronize();
+    fill_state(t, own.data(), trainer->stream());
   }
   trainer->stream().synchronize();
   trainer->load_values(values);
@@ -257,14 +295,18 @@ void load_newest(Run& run, const std::filesystem::path& folder) {
       checkpoint->path, run.trainer->state(), !run.trainer->is_split(), run.trainer->stream()));
 }
 
-JobResult run_job(const config::Config& config, int ranks, int steps, Stream::Mode mode) {
+JobResult run_job(const config::Config& config,
+                  int ranks,
+                  int steps,
+                  Stream::Mode mode,
+                  const std::optional<Offload>& offload) {
   JobResult result;
   result.states.resize(static_cast<std::size_t>(ranks));
   result.weights.resize(result.states.size());
   Snapshot gathered;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, mode);
+    Run run(config, &world, mode, kCpu, offload);
     const auto stats = run.steps(steps);
     const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;

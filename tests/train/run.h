@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/config/config.h"
+#include "core/nn/expert_tiers.h"
 #include "core/train/optimizer.h"
 #include "core/train/trainer.h"
 
@@ -22,12 +24,21 @@ config::Config hybrid_config(const std::vector<std::string>& overrides = {});
 /// Bytes of every persistent tensor by name, as checkpoints hold them.
 using Snapshot = std::map<std::string, std::vector<std::byte>>;
 
+/// Experts that do not lie on the device, and how much room there is for them.
+struct Offload {
+  bool weights = true;   ///< and gradients; else states alone
+  double on_device = 0;  ///< share of them that the slots hold, as many as caches need at least
+  double in_file = 0;    ///< share that lives in the file
+  TierPolicy policy = TierPolicy::sched;
+};
+
 class Run {
  public:
   explicit Run(const config::Config& config,
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
-               Device device = kCpu);
+               Device device = kCpu,
+               const std::optional<Offload>& offload = {});
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
@@ -45,9 +56,6 @@ class Run {
   std::unique_ptr<Model> model;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Trainer> trainer;
-
- private:
-  void join(const StateTensor& tensor, std::vector<std::byte>& bytes);
 };
 
 /// All ranks write one checkpoint together, as the executable does.
@@ -65,7 +73,8 @@ struct JobResult {
 JobResult run_job(const config::Config& config,
                   int ranks,
                   int steps,
-                  Stream::Mode mode = Stream::Mode::worker);
+                  Stream::Mode mode = Stream::Mode::worker,
+                  const std::optional<Offload>& offload = {});
 
 /// Names whose bytes differ, or that only one of the two has; "" when none.
 std::string differences(const Snapshot& a, const Snapshot& b, const std::string& only_prefix = "");

@@ -84,16 +84,17 @@ std::uint64_t floor_bytes(const std::vector<TierGroup>& groups) {
 
 }  // namespace
 
-TEST_CASE("tier plan: without limits everything finds room, states pass through few slots") {
+TEST_CASE("tier plan: without limits everything lives on the device, and nowhere else") {
   const auto parts = fill(two_groups(), {});
   REQUIRE(parts.size() == 6);
   for (const TierPart& p : parts) {
     CAPTURE(p.group, name(p.kind));
     CHECK(p.blocks == 96);
-    CHECK(p.slots == (p.kind == Kind::states ? kStateSlots : 96 + 3));
-    CHECK(p.share() == (p.kind == Kind::states ? kStateSlots / 96.0 : 1.0));
+    CHECK(p.slots == 96);
+    CHECK(p.on_device == 96);
+    CHECK(p.share() == 1.0);
     CHECK(p.in_file == 0);
-    CHECK(p.host >= p.bytes());
+    CHECK(p.host == 0);
     CHECK(p.file == 0);
   }
   CHECK(device_bytes(parts) > 96 * (8192 + 4096) * 6);
@@ -142,8 +143,41 @@ TEST_CASE("tier plan: what comes first, and the same share in every group") {
   CHECK(slots(parts, Kind::gradients, "down") == kRunSlots);
   limits.is_vertical = true;
   parts = fill(groups, limits);
-  CHECK(slots(parts, Kind::gradients, "gate_up") == 16);
-  CHECK(slots(parts, Kind::weights, "gate_up") == kRunSlots + 40 - 2 * 8);
+  CHECK(slots(parts, Kind::gradients, "gate_up") == 16 + 6);
+  CHECK(slots(parts, Kind::weights, "gate_up") == kRunSlots + 40 - 2 * 14);
+}
+
+TEST_CASE("tier plan: which blocks get a slot for good, and no home") {
+  const auto groups = two_groups();
+  const auto part = [](const std::vector<TierPart>& parts, Kind kind) {
+    return *std::find_if(
+        parts.begin(), parts.end(), [&](const TierPart& p) { return p.kind == kind; });
+  };
+  // All weights and half of the gradients.
+  TierLimits limits{.device = 12288 * (96 * 2 + 48 * 4 + kStateSlots * 10)};
+  auto parts = fill(groups, limits);
+  CHECK(part(parts, Kind::weights).on_device == 96);
+  CHECK(part(parts, Kind::gradients).slots == 48);
+  CHECK(part(parts, Kind::gradients).on_device == 48 - 12);
+  CHECK(part(parts, Kind::states).on_device == 0);
+  // In vertical order the gradients of a layer pass; states come last.
+  limits.is_vertical = true;
+  CHECK(part(fill(groups, limits), Kind::gradients).on_device == 48 - 22);
+  limits.device = 12288 * 96 * 6 + 12288 * 48 * 10;
+  parts = fill(groups, limits);
+  CHECK(part(parts, Kind::gradients).on_device == 96);
+  CHECK(part(parts, Kind::states).slots == 48);
+  CHECK(part(parts, Kind::states).on_device == 48 - kStateSlots);
+  // Some of the weights are for the policy to choose, unless it is static or host memory does not hold them all.
+  limits = {.device = 12288 * (kRunSlots * 4 + 48 * 2 + kStateSlots * 10)};
+  CHECK(part(fill(groups, limits), Kind::weights).on_device == 0);
+  limits.keeps_any_weights = true;
+  CHECK(part(fill(groups, limits), Kind::weights).on_device == 48 - 12);
+  limits.keeps_any_weights = false;
+  limits.host = host_bytes(fill(groups, limits)) + slot_table_bytes(groups);
+  CHECK(part(fill(groups, limits), Kind::weights).on_device == 0);
+  --limits.host;
+  CHECK(part(fill(groups, limits), Kind::weights).on_device == 48 - 12);
 }
 
 TEST_CASE("tier plan: limits are kept, and used") {
@@ -164,13 +198,13 @@ TEST_CASE("tier plan: limits are kept, and used") {
       g.trained = draw(0, 5) > 0;
       if (!g.trained) g.state_sections.clear();
     }
-    const auto whole = fill(groups, {});
+    const auto whole = fill(groups, {}), bare = fill(groups, {.least_slots = true});
     TierLimits limits{
         .device =
             static_cast<std::uint64_t>(draw(0, static_cast<std::int64_t>(device_bytes(whole)))),
-        .host = static_cast<std::uint64_t>(draw(0, static_cast<std::int64_t>(host_bytes(whole)))),
+        .host = static_cast<std::uint64_t>(draw(0, static_cast<std::int64_t>(host_bytes(bare)))),
         .file =
-            static_cast<std::uint64_t>(draw(0, 2 * static_cast<std::int64_t>(host_bytes(whole)))),
+            static_cast<std::uint64_t>(draw(0, 2 * static_cast<std::int64_t>(host_bytes(bare)))),
         .is_vertical = draw(0, 1) == 1};
     CAPTURE(round, limits.device, limits.host, limits.file);
     std::vector<TierPart> parts;
@@ -181,25 +215,27 @@ TEST_CASE("tier plan: limits are kept, and used") {
       continue;
     }
     CHECK(device_bytes(parts) <= limits.device);
-    CHECK(host_bytes(parts) <= limits.host);
+    CHECK(host_bytes(parts) + slot_table_bytes(groups) <= limits.host);
     CHECK(file_bytes(parts) <= limits.file);
     std::uint64_t one_more = ~std::uint64_t{0};
+    bool has_few = false;  // blocks, that need less than the least slots
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const TierPart& p = parts[i];
-      CHECK(p.slots >= kLeast);
-      CHECK(p.slots <= whole[i].slots);
+      CHECK(p.slots - p.on_device >= (p.on_device < p.blocks ? kLeast : 0));
+      CHECK(p.on_device + p.in_file <= p.blocks);
+      has_few = has_few || p.blocks < kLeast;
       CHECK((p.in_file == 0) == (p.staging_slots == 0));
       if (p.slots < whole[i].slots) one_more = std::min(one_more, p.block_bytes);
     }
     // What is left does not hold another block that is wanted (but for the rounding of a section's place).
-    if (one_more != ~std::uint64_t{0})
+    if (one_more != ~std::uint64_t{0} && !has_few)
       CHECK(limits.device - device_bytes(parts) < one_more + 3 * 256);
     // No weight goes to the file before all states have gone, and none that need not.
     if (in_file(parts, Kind::weights) > 0) {
       for (const TierPart& p : parts)
-        if (p.kind == Kind::states) CHECK(p.in_file == p.blocks);
+        if (p.kind == Kind::states) CHECK(p.in_file + p.on_device == p.blocks);
     }
-    if (host_bytes(whole) <= limits.host) CHECK(file_bytes(parts) == 0);
+    if (host_bytes(bare) + slot_table_bytes(groups) <= limits.host) CHECK(file_bytes(parts) == 0);
   }
   CHECK(refused > 20);
   CHECK(refused < 280);
@@ -207,8 +243,9 @@ TEST_CASE("tier plan: limits are kept, and used") {
 
 TEST_CASE("tier plan: what the host does not hold goes to the file, states first") {
   const auto groups = two_groups();
-  const auto whole = fill(groups, {});
-  TierLimits limits{.host = host_bytes(whole), .file = std::uint64_t{1} << 30};
+  const std::uint64_t least = floor_bytes(groups);  // of the device
+  const std::uint64_t all = host_bytes(fill(groups, {.device = least})) + slot_table_bytes(groups);
+  TierLimits limits{.device = least, .host = all, .file = std::uint64_t{1} << 30};
   CHECK(file_bytes(fill(groups, limits)) == 0);
   limits.host -= std::uint64_t{1} << 20;
   auto parts = fill(groups, limits);
@@ -216,13 +253,13 @@ TEST_CASE("tier plan: what the host does not hold goes to the file, states first
   CHECK(in_file(parts, Kind::states) < 100);
   CHECK(in_file(parts, Kind::weights) == 0);
   // The same share of both groups.
-  std::int64_t least = 96, most = 0;
+  std::int64_t fewest = 96, most = 0;
   for (const TierPart& p : parts) {
     if (p.kind != Kind::states) continue;
-    least = std::min(least, p.in_file);
+    fewest = std::min(fewest, p.in_file);
     most = std::max(most, p.in_file);
   }
-  CHECK(most - least <= 1);
+  CHECK(most - fewest <= 1);
   // Gradients and staging stay.
   limits.host = 96 * 12288 * 4 + (std::uint64_t{1} << 20);
   parts = fill(groups, limits);
@@ -232,13 +269,35 @@ TEST_CASE("tier plan: what the host does not hold goes to the file, states first
   std::string text = refusal(groups, limits);
   CHECK(contains(text, "memory.host_budget is 4608KiB"));
   CHECK(contains(text, "must be in host memory"));
-  limits = {.host = host_bytes(whole) - 1};
+  limits = {.device = least, .host = all - 1};
   text = refusal(groups, limits);
   CHECK(contains(text, "Raise it, or let what does not fit live in a file: memory.file_path"));
   limits.host_is_budget = false;
   CHECK(contains(refusal(groups, limits), "Set memory.host_budget"));
-  limits = {.host = host_bytes(whole) - (std::uint64_t{4} << 20), .file = 4096};
+  limits = {.device = least, .host = all - (std::uint64_t{4} << 20), .file = 4096};
   CHECK(contains(refusal(groups, limits), "Raise memory.host_budget or memory.file_budget"));
+}
+
+TEST_CASE("tier plan: bytes over the link") {
+  const std::vector<TierGroup> groups{group("down", 6, 16, 4096)};
+  TierLimits limits{.device = floor_bytes(groups)};
+  constexpr double kElements = 96 * 4096;
+  const double missed = 1 - 3.0 / 96;
+  // Two micro-batches: weights for forward and backward of both and the update.
+  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, false);
+  CHECK(bytes.up == Approx(kElements * missed * (5 * 2 + 3 * 4 + 10)));
+  CHECK(bytes.down == Approx(kElements * (2 + missed * (2 * 4 + 10))));
+  // All of it on the device.
+  bytes = link_bytes(fill(groups, {}), 2, false);
+  CHECK(bytes.up == 0);
+  CHECK(bytes.down == 0);
+  // A layer at a time, whatever the number of micro-batches.
+  limits.device += 22 * 4096 * 6 + 6 * 4096 * 10;
+  limits.is_vertical = true;
+  const auto parts = fill(groups, limits);
+  REQUIRE(slots(parts, Kind::weights, "down") >= 22);
+  CHECK(link_bytes(parts, 1, true).up == link_bytes(parts, 8, true).up);
+  CHECK(link_bytes(parts, 8, true).up < link_bytes(parts, 8, false).up / 2);
 }
 
 TEST_CASE("tier plan: states alone have no caches of weights and gradients") {

@@ -1,0 +1,120 @@
+// The norm of all gradients, and what follows from it.
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+#include "core/train/optimizer.h"
+#include "core/train/store_ids.h"
+#include "kernels/ops/clip.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/guard.h"
+
+namespace moesaic {
+namespace {
+std::int64_t all_members(const ParameterSpec& spec) {
+  return std::max<std::int64_t>(1, spec.members);
+}
+}  // namespace
+
+// Each trained tensor of the whole model has its place among the partials of the norm, the same one on all ranks.
+std::int64_t Optimizer::place_partials(const ParameterStore& whole) {
+  std::unordered_map<std::string, std::int64_t> first_of;  // by the first parameter of a storage
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < whole.num_storages(); ++s) {
+    const auto ids = whole.params_of(storage_id(s));
+    if (!ids.empty()) first_of[whole.spec(ids.front()).name] = all;
+    for (const ParamId id : ids)
+      all += whole.ever_trained(id) ? all_members(whole.spec(id)) : 0;
+  }
+  for (std::size_t s = 0; s < params_.num_storages(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    first_slot_.push_back(ids.empty() ? 0 : first_of.at(params_.spec(ids.front()).name));
+  }
+  return all;
+}
+
+// Of all tensors of a storage on all ranks: the parameters of its first member, then those of the second, …
+TensorView Optimizer::partials_of(StorageId id) const {
+  const auto ids = params_.params_of(id);
+  const std::int64_t begin = first_slot_[static_cast<std::size_t>(id.index)];
+  return partials_.rows(
+      begin,
+      begin + all_members(params_.spec(ids.front())) * static_cast<std::int64_t>(ids.size()));
+}
+
+// Of one of those on this rank, counted in the same way from 0.
+TensorView Optimizer::partial_of(StorageId id, std::int64_t tensor) const {
+  const auto ids = params_.params_of(id);
+  const auto each = static_cast<std::int64_t>(ids.size());
+  const std::int64_t n = params_.number_of(ids.front(), tensor / each) * each + tensor % each;
+  return partials_of(id).rows(n, n + 1);
+}
+
+// The partials of what this rank owns of a storage.
+void Optimizer::sum_squares(Backend& backend, StorageId id) {
+  const auto ids = params_.params_of(id);
+  const auto per_member = static_cast<std::int64_t>(ids.size());
+  const std::int64_t tensors = params_.members_here(ids.front()) * per_member;
+  const TensorView grad = params_.grad(id);
+  const FlatRange& own = params_.own_range(id);
+  if (own.begin == own.end) return;
+  const std::int64_t each = params_.block_of_member(ids.front()).extent.numel();
+  if (!grad.empty() && is_uniform(id) && own.begin % each == 0 && own.end % each == 0) {
+    const std::int64_t first = own.begin / each, end = own.end / each;
+    const ConstTensorView numbers = params_.tensor_numbers(id);
+    const std::int64_t begin = params_.number_of(ids.front(), 0) * per_member;
+    const TensorView all = partials_of(id);
+    return run(
+        backend,
+        SumOfSquares{.partials = numbers.empty() ? all.rows(begin + first, begin + end) : all,
+                     .x = grad.reshaped({grad.numel()}).rows(own.begin, own.end),
+                     .index = numbers.empty() ? numbers : numbers.rows(first, end)});
+  }
+  for (std::int64_t i = 0; i < tensors; ++i) {
+    const ParamId p = ids[static_cast<std::size_t>(i % per_member)];
+    if (params_.own_piece(p, i / per_member).is_empty()) continue;
+    const TensorView partial = partial_of(id, i);
+    const TensorView one = params_.own_gradient(p, i / per_member);
+    if (one.empty()) {
+      run(backend, Fill{.y = partial, .value = 0.0});
+    } else {
+      run(backend, SumOfSquares{.partials = partial, .x = one});
+    }
+  }
+}
+
+void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* world) {
+  // Every partial of the whole model has its place on all ranks. Whoever speaks for a tensor fills it in; where the state
+  // is sharded each owner does for its piece, and the pieces of a tensor are added in the order of ranks.
+  if (split_) zero_tensor(partials_, stream_of(backend));
+  for (std::size_t s = 0; s < states_.size(); ++s) {
+    const auto ids = params_.params_of(storage_id(s));
+    if (ids.empty() || !entry(ids.front()).trained) continue;
+    const ParamId first = ids.front();
+    if (split_ && !params_.is_sharded(first) && !params_.speaks_for(first)) continue;
+    if (params_.has_tiered_weights(storage_id(s))) {
+      sum_squares_of_members(backend, storage_id(s));
+    } else {
+      sum_squares(backend, storage_id(s));
+    }
+  }
+  if (split_ && world != nullptr) world->all_reduce(partials_, ReduceOp::sum, stream_of(backend));
+  run(backend,
+      ClipFactor{.scalars = scalars(),
+                 .norm = norm_,
+                 .partials = partials_,
+                 .limit = options_.clip_grad_norm});
+  run(backend, GuardFinite{.scalars = scalars(), .values = guarded});
+  // The other groups differ in their bias corrections only.
+  for (std::size_t g = 1; g < group_updates_.size(); ++g) {
+    for (const StepScalar s : {StepScalar::clip_factor, StepScalar::skip}) {
+      const auto row = static_cast<std::int64_t>(g);
+      const TensorView to = scalars_.rows(row, row + 1)
+                                .reshaped({kNumStepScalars})
+                                .rows(index_of(s), index_of(s) + 1);
+      copy_tensor(to, scalars().rows(index_of(s), index_of(s) + 1), stream_of(backend));
+    }
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,220 @@
+// Experts whose state, or all of them, come to the device member by member (core/nn/expert_tiers.h): the same ops on the
+// same values as for those that lie there, so that no bit depends on where an expert is.
+#include <algorithm>
+
+#include "core/nn/expert_tiers.h"
+#include "core/train/offloaded_state.h"
+#include "core/train/optimizer.h"
+#include "core/train/store_ids.h"
+#include "kernels/ops/clip.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/member_scalars.h"
+
+namespace moesaic {
+namespace {
+
+// Rows [i] of a tensor by members.
+TensorView member_of(const TensorView& slots, std::int64_t i) {
+  if (slots.empty()) return {};
+  return slots.rows(i, i + 1).reshaped({slots.dim(1), slots.dim(2)});
+}
+
+bool is_dry(Backend& backend) {
+  return stream_of(backend).mode() == Stream::Mode::dry;
+}
+
+TensorView shaped(const TensorView& view, const Shape& shape) {
+  return view.empty() ? view : view.reshaped(shape);
+}
+
+}  // namespace
+
+std::vector<std::string> expert_state_kinds(const OptimizerOptions& options) {
+  std::vector<std::string> kinds{"m", "v"};
+  if (options.muon) kinds = {"momentum"};
+  if (options.ema_decay) kinds.emplace_back(kAverageKind);
+  return kinds;
+}
+
+void Optimizer::check_offloaded() const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const ParamId id = param_id(i);
+    if (!params_.has_tiered_state(params_.storage_of(id))) continue;
+    if (entries_[i].trained && entries_[i].muon && !params_.holds_whole_members(id))
+      throw UsageError(
+          "optimizer.name=muon needs whole matrices, and parallel.etp splits those of the experts: "
+          "with experts.offload set parallel.etp=1, or optimizer.name=adamw");
+  }
+}
+
+// The partials of what this rank owns of a storage.
+void Optimizer::sum_squares_of_members(Backend& backend, StorageId id) {
+  const auto ids = params_.params_of(id);
+  const auto each = static_cast<std::int64_t>(ids.size());
+  for (const std::int64_t m : own_members(params_, id)) {
+    const bool is_zero =
+        (!is_dry(backend) && !params_.tiers()->has_gradient(id, m)) ||
+        std::all_of(ids.begin(), ids.end(), [&](ParamId p) { return params_.frozen(p); });
+    const auto sum = [&](const TensorView& gradient) {
+      for (std::int64_t i = 0; i < each; ++i) {
+        const ParamId p = ids[static_cast<std::size_t>(i)];
+        const TensorView partial = partial_of(id, m * each + i);
+        if (gradient.empty() || params_.frozen(p)) {
+          run(backend, Fill{.y = partial, .value = 0.0});
+        } else {
+          run(backend, SumOfSquares{.partials = partial, .x = params_.box_of_member(gradient, p)});
+        }
+      }
+    };
+    if (is_zero) {
+      sum({});
+      continue;
+    }
+    params_.tiers()->with_members(
+        id, {&m, 1}, {.gradient = MemberAccess::read}, stream_of(backend), [&](auto members) {
+          sum(members[0].gradient);
+        });
+  }
+}
+
+// The last layer first, so that the cache holds at the end what the next step needs first.
+void Optimizer::update_offloaded(Backend& backend) {
+  if (params_.tiers() == nullptr) return;
+  for (std::size_t s = states_.size(); s-- > 0;) {
+    const StorageId id = storage_id(s);
+    if (params_.has_tiered_state(id)) update_members(backend, id);
+  }
+}
+
+void Optimizer::update_members(Backend& backend, StorageId id) {
+  const auto ids = params_.params_of(id);
+  const ParamId first = ids.front();
+  const std::vector<std::int64_t> members = own_members(params_, id);
+  const bool moves = entry(first).trained && std::any_of(ids.begin(), ids.end(), [&](ParamId p) {
+                       return !params_.frozen(p);
+                     });
+  ExpertTiers& tiers = *params_.tiers();
+  const bool is_idle = members.empty() || (!moves && !options_.ema_decay);
+  if (!is_dry(backend)) tiers.begin_update(id, is_idle ? std::span<const std::int64_t>() : members);
+  if (is_idle) return;
+  ExpertTiers::Access access{.state = MemberAccess::change};
+  if (params_.has_tiered_weights(id)) {
+    // A step that is skipped writes nothing, so that only what is written in any case may be brought without its values.
+    const bool by_master = has_separate_master(first);
+    const MemberAccess changed = by_master ? MemberAccess::replace : MemberAccess::change;
+    access.weight = moves ? changed : by_master ? MemberAccess::none : MemberAccess::read;
+    access.gradient = moves ? MemberAccess::read : MemberAccess::none;
+    access.last_use_of_gradient = moves;
+  }
+  for (const std::int64_t m : members) {
+    tiers.with_members(
+        id, {&m, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
+          const MemberState member = member_state(id, m, one[0]);
+          if (moves) update_member(backend, id, m, member);
+          average_member(backend, member);
+        });
+  }
+}
+
+bool Optimizer::has_separate_master(ParamId id) const {
+  return !params_.masters_are_weights(id) && !params_.precision().split_masters;
+}
+
+Optimizer::MemberState Optimizer::member_state(StorageId id,
+                                               std::int64_t member,
+                                               const MemberTensors& t) const {
+  const ParamId first = params_.params_of(id).front();
+  const bool is_here = !params_.has_tiered_weights(id);
+  const TensorView weight = is_here ? member_of(params_.storage_weight(id), member) : t.weight;
+  MemberState state;
+  Tensors& own = state.tensors;
+  own.gradient = is_here ? member_of(params_.grad(id), member) : t.gradient;
+  if (params_.masters_are_weights(first)) {
+    own.master = weight;
+  } else {
+    own.master = t.master;
+    own.remainder = t.remainder;
+    own.compute = weight;
+  }
+  const std::vector<std::string> kinds = expert_state_kinds(options_);
+  for (std::size_t k = 0; k < std::min(kinds.size(), t.state.size()); ++k) {
+    TensorView& of_kind = kinds[k] == "m"          ? own.m
+                          : kinds[k] == "v"        ? own.v
+                          : kinds[k] == "momentum" ? own.momentum
+                                                   : state.average;
+    of_kind = t.state[k];
+  }
+  return state;
+}
+
+void Optimizer::update_member(Backend& backend,
+                              StorageId id,
+                              std::int64_t member,
+                              const MemberState& state) {
+  const auto ids = params_.params_of(id);
+  const ParamId first = ids.front();
+  Tensors whole = state.tensors;
+  const TensorView weight = whole.compute;
+  const bool casts = has_separate_master(first) && params_.has_tiered_weights(id);
+  if (casts) whole.compute = {};
+  const bool by_use = !member_scalars_.empty() && params_.spec(first).use_counts.valid();
+  const auto in_shape = [&](const Tensors& t, const auto& view_of) {
+    return Tensors{.master = view_of(t.master),
+                   .compute = view_of(t.compute),
+                   .remainder = view_of(t.remainder),
+                   .gradient = view_of(t.gradient),
+                   .m = view_of(t.m),
+                   .v = view_of(t.v),
+                   .momentum = view_of(t.momentum)};
+  };
+  if (!by_use && is_uniform(id) && blocks_here(first).empty()) {
+    const Entry& e = entry(first);
+    const Shape& block = params_.block_of_member(first).extent;
+    const Shape shape = e.muon ? Shape{static_cast<std::int64_t>(ids.size()), block[0], block[1]}
+                               : Shape{block.numel() * static_cast<std::int64_t>(ids.size())};
+    update_tensors(backend,
+                   e,
+                   in_shape(whole, [&](const TensorView& v) { return shaped(v, shape); }),
+                   params_.spec(first),
+                   {},
+                   scalars_of(e));
+  } else {
+    for (const ParamId p : ids) {
+      if (params_.frozen(p)) continue;
+      update_tensors(
+          backend,
+          entry(p),
+          in_shape(whole, [&](const TensorView& v) { return params_.box_of_member(v, p); }),
+          params_.spec(p),
+          blocks_here(p),
+          by_use ? scalars_by_use(backend, p, member) : scalars_of(entry(p)));
+    }
+  }
+  if (casts) run(backend, Cast{.y = weight, .x = whole.master});
+}
+
+// In row `member` of the members' scalars.
+ConstTensorView Optimizer::scalars_by_use(Backend& backend, ParamId id, std::int64_t member) {
+  MOESAIC_CHECK(params_.numbers_here(id).empty(), "offloaded experts keep their places");
+  const TensorView row = member_scalars_.rows(member, member + 1);
+  const std::int64_t number = params_.number_of(id, member);
+  run(backend,
+      MemberScalars{
+          .rows = row,
+          .scalars = scalars_of(entry(id)),
+          .counts = params_.buffer(params_.spec(id).use_counts).rows(number, number + 1)});
+  return row.reshaped({kNumStepScalars});
+}
+
+void Optimizer::average_member(Backend& backend, const MemberState& state) {
+  if (state.average.empty()) return;
+  const Tensors& t = state.tensors;
+  run(backend,
+      MovingAverage{.average = state.average,
+                    .w = t.remainder.empty() ? t.master : t.compute,
+                    .remainder = t.remainder,
+                    .scalars = scalars(),
+                    .decay = average_decay()});
+}
+
+}  // namespace moesaic

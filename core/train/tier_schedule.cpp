@@ -1,0 +1,70 @@
+#include "core/train/tier_schedule.h"
+
+#include "core/model/pipeline_plan.h"
+
+namespace moesaic {
+namespace {
+
+// The MTP module comes after the layers and belongs to the last chunk.
+std::vector<std::int32_t> layers_of_chunks(const PipelineLayout& layout, Model& model) {
+  std::vector<std::int32_t> counts;
+  for (std::size_t c = 0; c < layout.chunks.size(); ++c) {
+    std::int32_t count = 0;
+    for (const auto& named : model.moe_layers()) {
+      const bool is_after = c + 1 == layout.chunks.size() && named.layer >= layout.chunks[c].end;
+      const bool is_inside =
+          layout.chunks[c].begin <= named.layer && named.layer < layout.chunks[c].end;
+      count += is_inside || is_after ? 1 : 0;
+    }
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+}  // namespace
+
+std::vector<tiers::Visit> pipeline_visits(const pipeline::Schedule& schedule,
+                                          int stage,
+                                          const std::vector<std::int32_t>& layers_of_chunk) {
+  const auto size = [&](int chunk) { return layers_of_chunk[static_cast<std::size_t>(chunk)]; };
+  // Layers here, chunk by chunk.
+  const auto first_layer = [&](int chunk) {
+    std::int32_t first = 0;
+    for (const int c : schedule.placement.chunks_of(stage))
+      if (c < chunk) first += size(c);
+    return first;
+  };
+  std::vector<tiers::Visit> visits;
+  for (const pipeline::Action& action : schedule.ranks[static_cast<std::size_t>(stage)]) {
+    if (action.is_exchange() || action.work == pipeline::Work::backward_weight) continue;
+    const bool is_forward = action.work == pipeline::Work::forward;
+    const std::int32_t first = first_layer(action.chunk), count = size(action.chunk);
+    for (std::int32_t i = 0; i < count; ++i)
+      visits.push_back({first + (is_forward ? i : count - 1 - i),
+                        is_forward ? tiers::VisitKind::forward : tiers::VisitKind::backward,
+                        action.micro_batch});
+  }
+  std::int32_t layers = 0;
+  for (const int c : schedule.placement.chunks_of(stage))
+    layers += size(c);
+  for (std::int32_t l = layers; l-- > 0;)
+    visits.push_back({l, tiers::VisitKind::update, 0});
+  return visits;
+}
+
+std::vector<tiers::Visit> expert_visits(const config::Config& config,
+                                        const Phase& phase,
+                                        Model& model,
+                                        const MeshPosition& position) {
+  const std::int64_t micro_batches = phase.micro_batches(position.extent(Axis::dp));
+  if (position.extent(Axis::pp) > 1)
+    return pipeline_visits(pipeline_schedule(config, micro_batches),
+                           position.coordinate(Axis::pp),
+                           layers_of_chunks(pipeline_layout(config), model));
+  return tiers::step_visits(static_cast<std::int32_t>(model.moe_layers().size()),
+                            static_cast<std::int32_t>(micro_batches),
+                            tiers::VisitOrder::horizontal,
+                            tiers::Updates::dense);
+}
+
+}  // namespace moesaic

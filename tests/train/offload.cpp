@@ -1,0 +1,269 @@
+// Training with experts that are not on the device has the bits of training with experts that are: statistics of every step,
+// and all state at the end, for any room on the device, any number of ranks, and across a stop.
+#include <algorithm>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/base/random.h"
+#include "core/checkpoint/checkpoint.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/train/run.h"
+
+namespace moesaic::test {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+Overrides with(Overrides all, const Overrides& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+// The state of all ranks together, and what all of them saw.
+struct Job {
+  std::vector<StepStats> stats;
+  Snapshot state;
+  std::vector<Snapshot> weights;
+};
+
+// Ranks are threads: no assertions of the test here.
+void check_used(const Run& run) {
+  for (const TierCounters& c : run.params->tiers()->counters())
+    MOESAIC_CHECK(c.cache.uses > 0 && c.cache.loads > 0, c.group + " " + c.kind + " were not used");
+}
+
+Job job(const Overrides& overrides, int ranks, int steps, const std::optional<Offload>& offload) {
+  Job result;
+  result.weights.resize(static_cast<std::size_t>(ranks));
+  std::mutex mutex;
+  run_local_ranks(ranks, [&](Communicator& world) {
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, offload);
+    const auto stats = run.steps(steps);
+    if (world.rank() == 0) result.stats = stats;
+    if (offload) check_used(run);
+    run.add_to(result.state, mutex);
+    result.weights[static_cast<std::size_t>(world.rank())] = run.weights_of_kernels();
+  });
+  return result;
+}
+
+void check_same(const Job& found, const Job& expected) {
+  REQUIRE(found.stats.size() == expected.stats.size());
+  for (std::size_t i = 0; i < expected.stats.size(); ++i)
+    CHECK(same_numbers(found.stats[i], expected.stats[i]));
+  CHECK(differences(found.state, expected.state).empty());
+  CHECK(found.state.size() > 100);
+  for (std::size_t r = 0; r < expected.weights.size(); ++r)
+    CHECK(differences(found.weights[r], expected.weights[r]).empty());
+}
+
+struct Layout {
+  int ranks;
+  Overrides overrides;
+};
+// The norm adds up what every rank keeps of a tensor, and whole experts fall to other ranks than pieces of them do: with
+// state sharded over ranks with the same experts the last bit of a clip factor may differ, so that nothing is clipped there.
+const std::vector<Layout> kLayouts{
+    {1, {}},
+    {1, {}},
+    {2, {"parallel.ep=2"}},
+    {2, {"optimizer.clip_grad_norm=0"}},
+    {2, {"parallel.zero=0"}},
+    {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0"}},
+    {2, {"parallel.pp=2"}},
+    {4, {"parallel.pp=2", "parallel.ep=2"}},
+};
+const std::vector<Overrides> kOptimizers{
+    {"optimizer.name=adamw"},
+    {"optimizer.name=muon"},
+    {"optimizer.name=adamw", "optimizer.ema_decay=0.9"},
+    {"optimizer.name=muon", "optimizer.ema_decay=0.9", "optimizer.untouched=skip"},
+};
+const std::vector<Overrides> kTypes{
+    {"run.precision=f64"},
+    {"run.precision=f32"},
+    {"run.precision=bf16", "optimizer.master=f32"},
+    {"run.precision=bf16", "optimizer.master=split"},
+};
+const std::vector<Overrides> kBatches{
+    {"train.global_batch_size=4", "train.micro_batch_size=1"},
+    {"train.global_batch_size=4", "train.micro_batch_size=2"},
+    {"train.global_batch_size=12", "train.micro_batch_size=1", "optimizer.clip_grad_norm=0.5"},
+    {"train.global_batch_size=8", "activations.recompute=full"},
+    {"train.global_batch_size=4", "debug.inject_nan_step=2"},
+};
+
+// Combinations drawn from the lists, the same ones each time.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t key) : key_(mix64(key)) {}
+  template <class T>
+  const T& of(const std::vector<T>& list) {
+    const auto i = static_cast<std::size_t>(uniform(key_, n_++) * static_cast<double>(list.size()));
+    return list[std::min(i, list.size() - 1)];
+  }
+
+ private:
+  std::uint64_t key_, n_ = 0;
+};
+
+void check_combinations(bool weights, int count) {
+  for (int i = 0; i < count; ++i) {
+    Draw draw(static_cast<std::uint64_t>(i) + (weights ? 100 : 0));
+    Overrides overrides = with(with(draw.of(kOptimizers), draw.of(kTypes)), draw.of(kBatches));
+    const Layout& layout = draw.of(kLayouts);
+    overrides = with(overrides, layout.overrides);
+    const Offload offload{
+        .weights = weights,
+        .on_device = draw.of(std::vector{0.0, 0.0, 0.5, 1.0}),
+        .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
+        .policy = draw.of(std::vector{
+            TierPolicy::sched, TierPolicy::sched, TierPolicy::lru, TierPolicy::random})};
+    INFO(fmt::format("{} ranks, {} on the device, {} in the file, policy {}: {}",
+                     layout.ranks,
+                     offload.on_device,
+                     offload.in_file,
+                     static_cast<int>(offload.policy),
+                     fmt::join(overrides, " ")));
+    check_same(job(overrides, layout.ranks, 3, offload), job(overrides, layout.ranks, 3, {}));
+  }
+}
+
+// The first parameter of a family of experts.
+ParamId some_expert(const ParameterStore& params) {
+  for (std::size_t i = 0; i < params.params().size(); ++i) {
+    if (params.params()[i].part == Part::routed_expert) return {static_cast<std::int32_t>(i)};
+  }
+  throw InternalError("a model without experts");
+}
+
+void spoil_gradient(Run& run, ParamId id, std::int64_t member) {
+  // All bits set: not a number.
+  const auto spoil = [&](const TensorView& gradient) {
+    fill_bytes(gradient.reshaped({gradient.numel()}).rows(1, 2), 0xff, run.trainer->stream());
+  };
+  const StorageId storage = run.params->storage_of(id);
+  if (!run.params->has_tiered_weights(storage)) return spoil(run.params->gradient(id, member));
+  run.params->tiers()->with_members(
+      storage,
+      {&member, 1},
+      {.gradient = MemberAccess::change},
+      run.trainer->stream(),
+      [&](std::span<const MemberTensors> m) { spoil(m[0].gradient); });
+}
+
+void check_bad_gradient(bool weights) {
+  const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
+  Run run(config, nullptr, Stream::Mode::worker, kCpu, Offload{.weights = weights});
+  Run plain(config);
+  for (Run* r : {&run, &plain})
+    r->steps(2);
+  const Snapshot before = run.snapshot(), weights_before = run.weights_of_kernels();
+  for (Run* r : {&run, &plain}) {
+    r->trainer->accumulate_gradients();
+    spoil_gradient(*r, some_expert(*r->params), 3);
+    CHECK(r->trainer->finish_step().skipped);
+  }
+  CHECK(differences(run.weights_of_kernels(), weights_before).empty());
+  // What moves in a skipped step too is what belongs to no parameter.
+  CHECK(differences(run.snapshot(), plain.snapshot()).empty());
+  const Snapshot after = run.snapshot();
+  CHECK(differences(after, before, "optimizer/").empty());
+  CHECK(differences(after, before, "ema/").empty());
+  CHECK(same_numbers(run.step(), plain.step()));
+  CHECK(differences(run.snapshot(), plain.snapshot()).empty());
+}
+
+// Three steps under one way to keep experts, three under another.
+void check_continued(const Overrides& overrides,
+                     int ranks,
+                     const std::optional<Offload>& first,
+                     const std::optional<Offload>& second) {
+  const TemporaryFolder folder("offload_resume");
+  std::filesystem::remove_all(folder.path());
+  run_local_ranks(ranks, [&](Communicator& world) {
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, first);
+    run.steps(3);
+    save_together(run, world, folder.path());
+  });
+  Job found;
+  found.weights.resize(static_cast<std::size_t>(ranks));
+  std::mutex mutex;
+  run_local_ranks(ranks, [&](Communicator& world) {
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, second);
+    load_newest(run, folder.path());
+    const auto stats = run.steps(3);
+    if (world.rank() == 0) found.stats = stats;
+    run.add_to(found.state, mutex);
+    found.weights[static_cast<std::size_t>(world.rank())] = run.weights_of_kernels();
+  });
+  Job whole = job(overrides, ranks, 6, {});
+  whole.stats.erase(whole.stats.begin(), whole.stats.begin() + 3);
+  check_same(found, whole);
+}
+
+void check_resume(bool weights) {
+  const Offload tight{.weights = weights},
+      roomy{.weights = weights, .on_device = 0.7, .in_file = 0.5};
+  const Overrides split{"run.precision=bf16", "optimizer.master=split", "optimizer.name=muon"},
+      plain{"optimizer.ema_decay=0.9"};
+  check_continued(split, 1, tight, roomy);
+  check_continued(plain, 1, tight, {});
+  check_continued(split, 2, {}, roomy);
+  check_continued(with(plain, {"run.precision=bf16", "optimizer.master=f32", "parallel.ep=2"}),
+                  2,
+                  roomy,
+                  tight);
+}
+
+// Experts that are frozen, released, slower than others, and by halves.
+void check_phases(bool weights) {
+  const Overrides overrides{
+      "train.phases=[{until: 2, freeze: ['*.experts.*']}, {until: 3, lr_scale: [{pattern: "
+      "'*.w1.weight', scale: 0.5}]}, "
+      "{until: 4, freeze: ['*.w3.weight']}, {until: 20}]",
+      "optimizer.ema_decay=0.9",
+      "optimizer.untouched=skip"};
+  for (const double on_device : {0.0, 0.6}) {
+    check_same(job(overrides, 1, 5, Offload{.weights = weights, .on_device = on_device}),
+               job(overrides, 1, 5, {}));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("offloaded states change no bit of training") {
+  check_combinations(false, 10);
+}
+
+TEST_CASE("offloaded states: a bad gradient of an expert leaves all of them alone") {
+  check_bad_gradient(false);
+}
+
+TEST_CASE("offloaded states: a run goes on with other room, or without any offload, and back") {
+  check_resume(false);
+}
+
+TEST_CASE("offloaded states: frozen, released and scaled experts") {
+  check_phases(false);
+}
+
+TEST_CASE("offloaded experts: what cannot go together yet is refused, with what to set") {
+  const auto refusal = [](const Overrides& overrides, int ranks) {
+    try {
+      job(overrides, ranks, 1, Offload{.weights = false});
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing");
+  };
+  CHECK(refusal({"parallel.ep=2", "experts.place_every=2"}, 2).find("experts.place_every=0") !=
+        std::string::npos);
+  CHECK(refusal({"parallel.ep=1", "parallel.tp=2", "parallel.etp=2", "optimizer.name=muon"}, 2)
+            .find("parallel.etp=1") != std::string::npos);
+}
+
+}  // namespace moesaic::test
