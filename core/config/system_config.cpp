@@ -280,8 +280,8 @@ void LogConfig::describe(Fields<LogConfig>& f) {
       .also({"log_interval"});
   f("detail_every",
     &S::detail_every,
-    "Steps between the lines `moe` (load of the experts, bias of the routers) and `mem`; 0 = "
-    "never.")
+    "Steps between the lines `moe` (load of experts and ranks, bias of the routers, times of the "
+    "exchange) and `mem`, and the records of the same in metrics.jsonl; 0 = never.")
       .between(0, kMaxCount);
   f("expert_every",
     &S::expert_every,
