@@ -5,7 +5,7 @@
 
 namespace moesaic::bench {
 
-ForcedRouting::ForcedRouting(const Model& model, std::int64_t tokens, double zipf, Device device)
+ForcedRouting::ForcedRouting(Model& model, std::int64_t tokens, double zipf, Device device)
     : tokens_(tokens) {
   Stream stream(device, "drawn choices");
   for (const auto& named : model.moe_layers()) {

@@ -19,7 +19,7 @@ class ForcedRouting : public ChoiceObserver {
 
   /// Draws for micro-batches of `tokens` tokens; `zipf`: exponent of the experts' popularity, 0 = all alike. Popularity is
   /// another one in every layer.
-  ForcedRouting(const Model& model, std::int64_t tokens, double zipf, Device device);
+  ForcedRouting(Model& model, std::int64_t tokens, double zipf, Device device);
 
   ConstTensorView replace(const Choice& choice, Stream& stream) override;
 
