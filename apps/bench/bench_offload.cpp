@@ -70,36 +70,32 @@ Counts counts_of(const ParameterStore& params) {
 }
 
 /// The configuration with what a row changes.
-config::LoadedConfig config_of(const OffloadOptions& o,
-                               std::int64_t tokens,
-                               const OffloadRow& row) {
-  std::vector<std::string> overrides = o.overrides;
-  const config::LoadedConfig base = config::load_config(o.config, overrides);
-  const std::int64_t length = base.config.data.sequence_length;
-  if (tokens % (length * base.config.train.micro_batch_size) != 0)
-    throw UsageError(fmt::format(
-        "--tokens {}: is no multiple of data.sequence_length ({}) x train.micro_batch_size ({})",
-        tokens,
-        length,
-        base.config.train.micro_batch_size));
-  overrides.push_back(fmt::format("train.global_batch_size={}", tokens / length));
-  overrides.push_back("optimizer.warmup_steps=0");
-  overrides.push_back(fmt::format("train.steps={}", 1000 + kWarmUpSteps + o.steps));
+config::Config config_of(const OffloadOptions& o, const OffloadRow& row) {
+  config::Config config = config::load_config(o.config, o.overrides).config;
+  const std::int64_t unit = config.data.sequence_length * config.train.micro_batch_size;
+  if (row.tokens % unit != 0)
+    throw UsageError(
+        fmt::format("--tokens {}: is no multiple of data.sequence_length x train.micro_batch_size "
+                    "({})",
+                    row.tokens,
+                    unit));
+  config.train.global_batch_size = row.tokens / config.data.sequence_length;
+  config.train.steps = kWarmUpSteps + o.steps;
+  config.optimizer.warmup_steps = 0;
+  config.memory.device_budget.reset();
+  config.experts.device_cache.reset();
   if (row.budget.empty()) {
-    overrides.push_back("experts.offload=none");
-    for (const char* key : {"experts.device_cache", "memory.device_budget"})
-      overrides.push_back(fmt::format("{}=null", key));
-  } else {
-    if (base.config.experts.offload == config::ExpertOffload::none)
-      overrides.push_back("experts.offload=full");
-    overrides.push_back(fmt::format("experts.device_cache={}B", row.cache));
+    config.experts.offload = config::ExpertOffload::none;
+    return config;
   }
-  return config::load_config(o.config, overrides);
+  if (config.experts.offload == config::ExpertOffload::none)
+    config.experts.offload = config::ExpertOffload::full;
+  config.experts.device_cache = static_cast<std::int64_t>(row.cache);
+  return config;
 }
 
 void measure(const OffloadOptions& o, OffloadRow& row) {
-  const config::LoadedConfig loaded = config_of(o, row.tokens, row);
-  const config::Config& config = loaded.config;
+  const config::Config config = config_of(o, row);
   apps::Assembly assembly = apps::assemble(config, true, apps::resolve_device(config));
   const std::int64_t length = config.data.sequence_length;
   const auto tokens = std::make_shared<RandomTokens>(
@@ -140,9 +136,7 @@ void measure(const OffloadOptions& o, OffloadRow& row) {
 
 /// Bytes of what a run keeps of its experts: weights, gradients, states.
 std::uint64_t expert_bytes(const OffloadOptions& o) {
-  OffloadRow any;
-  const config::LoadedConfig loaded = config::load_config(o.config, o.overrides);
-  const config::Config& config = loaded.config;
+  const config::Config config = config::load_config(o.config, o.overrides).config;
   const bool on_gpu = apps::resolve_device(config).kind == Device::Kind::cuda;
   ParameterStore params(precision_of(config, on_gpu));
   const Model model(params, model_options(config));
@@ -168,7 +162,7 @@ double link_seconds(const OffloadRow& row, const LinkRates& rates) {
 }
 
 std::string gb(double bytes) {
-  return fmt::format("{:.2f}", bytes / 1e9);
+  return fmt::format("{:.3f}", bytes / 1e9);
 }
 
 void print_text(const std::vector<OffloadRow>& rows,
@@ -178,7 +172,7 @@ void print_text(const std::vector<OffloadRow>& rows,
                 std::ostream& out) {
   out << fmt::format(
       "experts: {} of weights, gradients and states; budgets are shares of it\n"
-      "link: {:.1f} GB/s up, {:.1f} GB/s down, {:.1f} GB/s each way at once (1 GiB)\n"
+      "link: {:.1f} GB/s up, {:.1f} GB/s down, {:.1f} GB/s each way at once\n"
       "median of {} steps; bound: the larger of the step without offload and the link's time\n\n",
       apps::binary(static_cast<std::int64_t>(all)),
       rates.up / 1e9,

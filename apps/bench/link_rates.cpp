@@ -9,13 +9,13 @@
 namespace moesaic::bench {
 
 LinkRates measure_links(Device device) {
-  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
+  const std::int64_t bytes = std::int64_t{1} << (device.kind == Device::Kind::cuda ? 30 : 26);
   constexpr int kRounds = 5;
-  const Buffer host_up = make_host_buffer(kBytes, device, "link rates"),
-               host_down = make_host_buffer(kBytes, device, "link rates"),
-               device_up(kBytes, device, "link rates"), device_down(kBytes, device, "link rates");
+  const Buffer host_up = make_host_buffer(bytes, device, "link rates"),
+               host_down = make_host_buffer(bytes, device, "link rates"),
+               device_up(bytes, device, "link rates"), device_down(bytes, device, "link rates");
   Stream up(device, "link up"), down(device, "link down");
-  const auto view = [](const Buffer& b) { return b.view({kBytes}, DType::u8); };
+  const auto view = [bytes](const Buffer& b) { return b.view({bytes}, DType::u8); };
   const auto seconds = [&](bool goes_up, bool goes_down) {
     std::vector<double> times;
     for (int i = 0; i <= kRounds; ++i) {
@@ -28,7 +28,7 @@ LinkRates measure_links(Device device) {
     }
     return median(times);
   };
-  const auto rate = [&](double s) { return static_cast<double>(kBytes) / s; };
+  const auto rate = [&](double s) { return static_cast<double>(bytes) / s; };
   LinkRates rates;
   rates.up = rate(seconds(true, false));
   rates.down = rate(seconds(false, true));
