@@ -18,6 +18,7 @@
 #include "core/config/scalar.h"
 #include "core/model/from_config.h"
 #include "core/nn/expert_tiers.h"
+#include "core/train/optimizer_config.h"
 #include "core/train/tier_plan.h"
 #include "memory/device_hooks.h"
 
@@ -141,7 +142,7 @@ std::uint64_t expert_bytes(const OffloadOptions& o) {
   ParameterStore params(precision_of(config, on_gpu));
   const Model model(params, model_options(config));
   ExpertTierOptions options;
-  options.state_kinds = expert_state_kinds(config.optimizer);
+  options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
   params.offload_experts(options);
   params.seal_pretend(kCpu);
   std::uint64_t bytes = 0;
