@@ -12,6 +12,7 @@
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/train/expert_exchange.h"
+#include "core/train/memory_plan.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/phases.h"
 #include "core/train/token_groups.h"
@@ -59,24 +60,44 @@ Device device_from_name(const std::string& name) {
   return device;
 }
 
+namespace {
+
+Device take_gpu(const VisibleGpus& visible, std::size_t rank, bool share, const GpuWords& words) {
+  const GpuChoice choice = choose_gpus(visible, share);
+  const Device device{Device::Kind::cuda,
+                      static_cast<std::int16_t>(std::max(0, choice.numbers[rank]))};
+  if (const std::string problem = cuda_problem(device); !problem.empty())
+    throw UsageError(fmt::format("{}: {} ({})", words.gpu, problem, words.cpu));
+  const bool all_have_one =
+      std::none_of(choice.numbers.begin(), choice.numbers.end(), [](int n) { return n < 0; });
+  if (!all_have_one)
+    throw UsageError(words.gpu + ": " + gpu_choice_problem(visible, choice, words));
+  cuda::select_device(device);
+  return device;
+}
+
+std::size_t rank_of(Communicator* host) {
+  return static_cast<std::size_t>(host != nullptr ? host->rank() : 0);
+}
+
+}  // namespace
+
+Device gpu_of_rank(Communicator* host, bool share, const GpuWords& words) {
+  return take_gpu(visible_gpus(host), rank_of(host), share, words);
+}
+
 Device resolve_device(const config::Config& config, Communicator* host) {
   using Choice = config::DeviceChoice;
   if (config.run.device == Choice::cpu) return kCpu;
   const VisibleGpus visible = visible_gpus(host);
-  const auto rank = static_cast<std::size_t>(host != nullptr ? host->rank() : 0);
-  if (config.run.device == Choice::automatic && num_different(visible) == 0) return kCpu;
-  const GpuChoice choice = choose_gpus(visible, config.comm.share_gpu);
-  const Device device{Device::Kind::cuda,
-                      static_cast<std::int16_t>(std::max(0, choice.numbers[rank]))};
-  if (const std::string problem = cuda_problem(device); !problem.empty()) {
-    if (config.run.device == Choice::automatic && !visible[rank].empty()) return kCpu;
-    throw UsageError("run.device: cuda: " + problem + " (run.device=cpu)");
+  if (config.run.device == Choice::automatic) {
+    if (num_different(visible) == 0) return kCpu;
+    const std::size_t rank = rank_of(host);
+    const int number = choose_gpus(visible, config.comm.share_gpu).numbers[rank];
+    const Device device{Device::Kind::cuda, static_cast<std::int16_t>(std::max(0, number))};
+    if (!visible[rank].empty() && !cuda_problem(device).empty()) return kCpu;
   }
-  const bool all_have_one =
-      std::none_of(choice.numbers.begin(), choice.numbers.end(), [](int n) { return n < 0; });
-  if (!all_have_one) throw UsageError("run.device: cuda: " + gpu_choice_problem(visible, choice));
-  cuda::select_device(device);
-  return device;
+  return take_gpu(visible, rank_of(host), config.comm.share_gpu, {});
 }
 
 DeviceCommOptions device_comm_options(const config::Config& config) {
@@ -124,12 +145,30 @@ void check_patterns(const config::Config& config, const ParameterStore& params, 
   refuse("this pipeline cannot be made:", pipeline_findings(config));
 }
 
+ExpertTierOptions plan_tiers(const config::Config& config,
+                             Device device,
+                             const Precision& precision,
+                             const MeshPosition& position) {
+  MemoryLimits limits;
+  if (device.kind == Device::Kind::cuda) limits.device_free = cuda::device_memory(device).free;
+  const data::DocumentBound any(1);
+  return plan_memory(config,
+                     device,
+                     precision,
+                     {&any, 1},
+                     position.world_size(),
+                     position.world_rank(),
+                     limits)
+      .tiers.value();
+}
+
 }  // namespace
 
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
-                  const MeshPosition& position) {
+                  const MeshPosition& position,
+                  std::optional<ExpertTierOptions> tiers) {
   check_trainable(config);
   Assembly a;
   a.device = device;
@@ -153,6 +192,10 @@ Assembly assemble(const config::Config& config,
   if (for_training) {
     trained = ever_trained(make_phases(config), *a.params);
     if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
+    if (config.experts.offload != config::ExpertOffload::none) {
+      if (!tiers) tiers = plan_tiers(config, a.device, a.precision, position);
+      a.params->offload_experts(std::move(*tiers));
+    }
   }
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),

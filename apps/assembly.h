@@ -1,11 +1,14 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "apps/gpu_choice.h"
 #include "comm/device_communicator.h"
 #include "core/config/load.h"
 #include "core/data/open_data.h"
 #include "core/model/model.h"
+#include "core/nn/expert_tiers.h"
 #include "core/train/optimizer.h"
 #include "core/train/trainer.h"
 
@@ -21,12 +24,14 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// `position`: of this rank, which gets its part of the parameters. Throws UsageError when the configuration asks for what
-/// cannot be trained.
+/// `position`: of this rank, which gets its part of the parameters. `tiers`: of offloaded experts, as plan_memory() gives
+/// them; empty: planned here, for documents of any length, where the configuration offloads experts (in training only). Throws
+/// UsageError when the configuration asks for what cannot be trained.
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
-                  const MeshPosition& position = {});
+                  const MeshPosition& position = {},
+                  std::optional<ExpertTierOptions> tiers = std::nullopt);
 /// Throws UsageError with everything that the configuration asks for and this version cannot do.
 void check_trainable(const config::Config& config);
 
@@ -35,6 +40,8 @@ void check_trainable(const config::Config& config);
 /// a GPU when one is there that runs this build and every op has a kernel for it. Throws UsageError when CUDA is asked for
 /// and cannot be used, saying why, or when there is not a GPU for each rank and comm.share_gpu is not set.
 Device resolve_device(const config::Config& config, Communicator* host = nullptr);
+/// The GPU of a rank, as resolve_device() chooses it where CUDA is asked for.
+Device gpu_of_rank(Communicator* host, bool share, const GpuWords& words);
 /// "cpu" or "cuda" of a command line, made the calling thread's device. Throws UsageError as resolve_device() does.
 Device device_from_name(const std::string& name);
 DeviceCommOptions device_comm_options(const config::Config& config);

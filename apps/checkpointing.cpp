@@ -75,8 +75,8 @@ void Checkpointing::announce_rule() const {
   auto doomed = steps_to_delete(steps, next, rule.keep_last, rule.keep_every);
   if (doomed.empty()) return;
   constexpr std::size_t kShown = 8;
-  const std::size_t more = doomed.size() - std::min(doomed.size(), kShown);
-  doomed.resize(doomed.size() - more);
+  const std::size_t shown = std::min(doomed.size(), kShown), more = doomed.size() - shown;
+  doomed.erase(doomed.begin() + static_cast<std::ptrdiff_t>(shown), doomed.end());
   parts_.say(fmt::format(
       "retention  by the new rule (checkpoint.keep_last={}, keep_every={}) the next checkpoint "
       "deletes those of steps {}{}",

@@ -88,7 +88,9 @@ bool is_alike_on_machines(const VisibleGpus& visible, std::span<const std::strin
   return true;
 }
 
-std::string gpu_choice_problem(const VisibleGpus& visible, const GpuChoice& choice) {
+std::string gpu_choice_problem(const VisibleGpus& visible,
+                               const GpuChoice& choice,
+                               const GpuWords& words) {
   if (choice.first_without < 0) return {};
   const auto& seen = visible[static_cast<std::size_t>(choice.first_without)];
   const std::string all = fmt::format(
@@ -96,16 +98,18 @@ std::string gpu_choice_problem(const VisibleGpus& visible, const GpuChoice& choi
   if (seen.empty())
     return fmt::format(
         "{}, and rank {} sees none: give every rank a GPU (CUDA_VISIBLE_DEVICES; Slurm: "
-        "--gpus-per-node), or use run.device=cpu",
+        "--gpus-per-node), or use {}",
         all,
-        choice.first_without);
+        choice.first_without,
+        words.cpu);
   return fmt::format(
       "{}, and rank {} finds none that no other rank uses (it sees {}): start one rank per GPU, "
-      "use run.device=cpu, or set comm.share_gpu=true to let ranks take turns on a GPU (slow, for "
-      "tests)",
+      "use {}, or set {} to let ranks take turns on a GPU (slow, for tests)",
       all,
       choice.first_without,
-      fmt::join(seen, ", "));
+      fmt::join(seen, ", "),
+      words.cpu,
+      words.share);
 }
 
 }  // namespace moesaic::apps

@@ -21,11 +21,18 @@ struct GpuChoice {
 /// ranks come to the same result. `share`: a rank without takes the one that fewest use, the first of them.
 GpuChoice choose_gpus(const VisibleGpus& visible, bool share);
 
+/// What a user writes to ask for GPUs, for the CPU instead, and for ranks in turns on a GPU.
+struct GpuWords {
+  std::string gpu = "run.device: cuda", cpu = "run.device=cpu", share = "comm.share_gpu=true";
+};
+
 /// How many different GPUs there are.
 int num_different(const VisibleGpus& visible);
 /// Whether all ranks of a machine (`hosts`: its name, per rank) see the same, in the same order.
 bool is_alike_on_machines(const VisibleGpus& visible, std::span<const std::string> hosts);
 /// Why the ranks of this list cannot start, and what to do; empty when they can.
-std::string gpu_choice_problem(const VisibleGpus& visible, const GpuChoice& choice);
+std::string gpu_choice_problem(const VisibleGpus& visible,
+                               const GpuChoice& choice,
+                               const GpuWords& words = {});
 
 }  // namespace moesaic::apps

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/plan_offload.h"
 #include "apps/plan_report.h"
 #include "core/config/check.h"
 #include "core/model/context_plan.h"
@@ -100,17 +101,57 @@ Json phases(const ModelPlan& plan) {
   return all;
 }
 
+Json by_tag(const std::vector<MemoryUse>& uses) {
+  Json parts = Json::object();
+  for (const MemoryUse& use : uses)
+    parts[use.tag] = use.bytes;
+  return parts;
+}
+
+// Where offloaded experts are; null without.
+Json tiers_json(const MemoryPlan& plan) {
+  if (plan.tier_parts.empty()) return nullptr;
+  Json all = Json::array();
+  for (const TierPart& p : plan.tier_parts)
+    all.push_back({{"group", p.group},
+                   {"kind", name(p.kind)},
+                   {"blocks", p.blocks},
+                   {"block_bytes", p.block_bytes},
+                   {"slots", p.slots},
+                   {"on_device", p.on_device},
+                   {"in_file", p.in_file},
+                   {"staging_slots", p.staging_slots},
+                   {"device", p.device},
+                   {"host", p.host},
+                   {"file", p.file}});
+  return all;
+}
+
 Json rank_memory(const std::optional<MemoryPlan>& rank) {
   if (!rank) return nullptr;
-  Json parts;
-  for (const MemoryUse& use : rank->parts)
-    parts[use.tag] = use.bytes;
   return {{"ranks", rank->ranks},
           {"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
-          {"parts", parts},
+          {"parts", by_tag(rank->parts)},
           {"communication", rank->communication},
           {"runtime_estimate", rank->runtime},
-          {"total", rank->total()}};
+          {"total", rank->total()},
+          {"host_parts", by_tag(rank->host)},
+          {"file_parts", by_tag(rank->file)},
+          {"experts", tiers_json(*rank)},
+          {"activations_out_per_step", rank->activations_out},
+          {"activations_in_per_step", rank->activations_in}};
+}
+
+// What offloaded experts move in a step; null without.
+Json traffic_json(const config::Config& config,
+                  const ModelPlan& plan,
+                  const std::optional<MemoryPlan>& rank) {
+  if (!rank || rank->tier_parts.empty()) return nullptr;
+  const OffloadTraffic t = offload_traffic(config, plan, *rank);
+  return {{"bytes_up", static_cast<std::int64_t>(t.bytes.up)},
+          {"bytes_down", static_cast<std::int64_t>(t.bytes.down)},
+          {"link_seconds", t.seconds},
+          {"hidden_from_tokens", static_cast<std::int64_t>(t.tokens)}};
 }
 
 Json context_json(const ContextPlan& plan) {
@@ -217,6 +258,7 @@ std::string plan_json(const config::LoadedConfig& loaded,
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
                  {"rank_memory", rank_memory(rank)},
+                 {"offload_per_step", traffic_json(loaded.config, plan, rank)},
                  {"recompute", recompute_json(recompute)},
                  {"context", context ? context_json(*context) : Json()},
                  {"pipeline", pipeline ? pipeline_json(*pipeline) : Json()},

@@ -104,6 +104,10 @@ std::string phases(const PipelinePlan& plan) {
 
 std::string title(const pipeline::Schedule& schedule) {
   const Sizes& s = schedule.sizes;
+  if (schedule.kind == pipeline::Kind::vertical)
+    return fmt::format("Vertical order: {} chunks, each over all {} micro-batches of a step",
+                       s.chunks,
+                       s.micro_batches);
   std::string kind = name(schedule.kind);
   if (schedule.kind == pipeline::Kind::zero_bubble) kind += s.chunks == 1 ? " (ZB-H1)" : " (ZB-V)";
   return fmt::format("Pipeline: {}, {} stages x {} chunk{}, {} micro-batches per step",
@@ -125,13 +129,16 @@ std::string legend(const pipeline::Schedule& schedule) {
 }  // namespace
 
 std::string pipeline_text(const config::Config& config, const PipelinePlan& plan) {
+  const std::string idle =
+      plan.schedule.placement.stages() == 1
+          ? "\n"
+          : fmt::format(
+                "  idle {:.1f} % of the time by the operations of the chunks, {:.1f} % if all "
+                "chunks were alike; messages and optimizer not counted\n\n",
+                100 * plan.times.bubble_fraction(),
+                100 * plan.unit_bubble);
   return title(plan.schedule) +
-         (config.parallel.dp ? "\n" : ", as parallel.dp is not set and counts as 1\n") +
-         fmt::format(
-             "  idle {:.1f} % of the time by the operations of the chunks, {:.1f} % if all chunks "
-             "were alike; messages and optimizer not counted\n\n",
-             100 * plan.times.bubble_fraction(),
-             100 * plan.unit_bubble) +
+         (config.parallel.dp ? "\n" : ", as parallel.dp is not set and counts as 1\n") + idle +
          chunks(config, plan) + ranks(plan) + phases(plan) +
          fmt::format("Schedule ({})\n", legend(plan.schedule)) +
          pipeline::grid_text(plan.schedule, kGridWidth) + "\n";

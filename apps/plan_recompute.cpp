@@ -53,7 +53,7 @@ std::vector<RecomputeChoice> plan_recompute(const config::Config& config) {
   for (const auto& [policy, words] : settings) {
     config::Config changed = config;
     changed.activations.recompute = words;
-    auto memory = plan_rank_memory(changed);
+    auto memory = plan_rank_memory(changed, {.least_caches = true});
     if (!memory) return {};
     choices.push_back({policy, words == set, kinds_of(changed), std::move(*memory)});
   }
@@ -94,8 +94,11 @@ std::string recompute_text(const std::vector<RecomputeChoice>& choices,
   std::string text =
       "\nWhat backward may compute again instead of keeping it, for one micro-batch (layers: "
       "before they "
-      "are split over ranks; * = as configured)\n" +
-      table.text();
+      "are split over ranks; * = as configured" +
+      std::string(choices.front().memory.tier_parts.empty()
+                      ? ""
+                      : "; caches of offloaded experts at their smallest") +
+      ")\n" + table.text();
   if (!budget) return text;
   const RecomputeChoice* cheapest = cheapest_within(choices, *budget);
   if (cheapest != nullptr)

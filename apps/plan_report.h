@@ -15,7 +15,8 @@ namespace moesaic::apps {
 /// counts as a GPU), or on the CPU's where this build has no CUDA kernels; nothing for configurations that can be
 /// planned but not trained. Documents count as kPlannedDocument tokens or longer; a run itself looks at its data.
 constexpr std::int64_t kPlannedDocument = 64;
-std::optional<MemoryPlan> plan_rank_memory(const config::Config& config);
+std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
+                                           const MemoryLimits& limits = {});
 
 /// Ranks that the axes of the configuration need; without parallel.dp as few as the others allow.
 int planned_ranks(const config::ParallelConfig& parallel);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "apps/plan_context.h"
+#include "apps/plan_offload.h"
 #include "apps/plan_pipeline.h"
 #include "apps/plan_report.h"
 #include "apps/text_table.h"
@@ -175,16 +176,23 @@ std::string phases(const ModelPlan& plan) {
 }
 
 std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
+  const auto& budget = loaded.config.memory.device_budget;
+  const std::string beyond =
+      budget && memory.total() > static_cast<std::size_t>(*budget)
+          ? fmt::format("memory.device_budget is {}: this run does not start\n", binary(*budget))
+          : "";
   return fmt::format(
-      "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of at "
-      "least "
-      "{} "
-      "tokens\n{}",
-      memory.ranks,
-      loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
-      memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
-      kPlannedDocument,
-      memory.table());
+             "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of "
+             "at "
+             "least "
+             "{} "
+             "tokens\n{}",
+             memory.ranks,
+             loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
+             memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
+             kPlannedDocument,
+             memory.table()) +
+         beyond;
 }
 
 }  // namespace
@@ -206,7 +214,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
   const config::ParallelConfig& parallel = loaded.config.parallel;
   if (const int ranks = planned_ranks(parallel); ranks > 1)
     text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
-  if (rank) text += rank_memory(loaded, *rank);
+  if (rank) text += rank_memory(loaded, *rank) + offload_text(loaded.config, plan, *rank);
   text += recompute;
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);

@@ -1,12 +1,14 @@
 #include "apps/run_header.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "apps/data_lines.h"
 #include "apps/plan_context.h"
+#include "apps/plan_offload.h"
 #include "apps/run_environment.h"
 #include "apps/stop_requests.h"
 #include "apps/version.h"
@@ -171,6 +173,12 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   const auto data = data_lines(c, facts.train, facts.valid, plan, facts.host.size());
   lines.insert(lines.end(), data.begin(), data.end());
   lines.push_back(memory_line());
+  if (facts.memory != nullptr && !facts.memory->tier_parts.empty()) {
+    lines.push_back("offload    " + offload_summary(c, *facts.memory));
+    std::istringstream table(facts.memory->table());
+    for (std::string line; std::getline(table, line);)
+      lines.push_back(line);
+  }
   if (facts.assembly.device.kind == Device::Kind::cuda) {
     lines.push_back(
         fmt::format("device     {} | {} | exchange between ranks {}",

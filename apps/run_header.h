@@ -5,6 +5,7 @@
 #include "apps/assembly.h"
 #include "apps/device_peak.h"
 #include "core/data/blend.h"
+#include "core/train/memory_plan.h"
 #include "core/train/run_sink.h"
 
 namespace moesaic::apps {
@@ -16,7 +17,8 @@ struct RunFacts {
   Communicator& host;  ///< all ranks
   const data::Blend& train;
   const data::TokenSource* valid = nullptr;
-  std::string device_line;  ///< on a GPU: its memory, planned and counted
+  const MemoryPlan* memory = nullptr;  ///< what was planned; null: nothing
+  std::string device_line;             ///< on a GPU: its memory, planned and counted
   bool uses_nccl = false;
   int ranks_per_node = 0;  ///< 0 = all
   std::string mpi_version;

@@ -77,6 +77,7 @@ void RunReport::begin(const RunFacts& facts) {
   begun_ = true;
   device_ = facts.assembly.device;
   peak_tflops_ = facts.peak.tflops;
+  if (host_.rank() == 0) tiers_.emplace(*facts.assembly.params, *facts.assembly.model);
   const RunHeader header = run_header(facts);
   for (const PhasePlan& phase : make_plan(config()).phases)
     phase_flops_.push_back({phase.end, 3.0 * static_cast<double>(phase.forward_flops)});
@@ -88,6 +89,10 @@ void RunReport::begin(const RunFacts& facts) {
   event.step = facts.steps_done;
   if (!facts.checkpoint.empty()) event.texts["path"] = facts.checkpoint;
   sinks_.on_event(event);
+}
+
+void RunReport::begin_step() {
+  if (tiers_) tiers_->begin();
 }
 
 void RunReport::event(const RunEvent& event) {
@@ -124,6 +129,14 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
   record.skipped = stats.skipped;
   record.experts = stats.experts;
   record.exchange = stats.exchange;
+  if (tiers_) {
+    record.tiers = tiers_->kinds();
+    if (is_multiple(stats.step, config().log.detail_every)) record.tier_layers = tiers_->layers();
+  }
+  if (stats.activations_out > 0) {
+    record.activations_out = stats.activations_out;
+    record.activations_in = stats.activations_in;
+  }
   for (const auto& [last_step, flops] : phase_flops_) {
     if (stats.step > last_step) continue;
     record.flops = flops * static_cast<double>(stats.tokens);
@@ -173,6 +186,8 @@ void RunReport::step(const StepStats& stats,
                     {"rank_max_over_mean_after", moved.after},
                     {"experts", static_cast<double>(moved.experts)},
                     {"bytes", static_cast<double>(moved.bytes)}};
+    if (config().experts.replicas > 0)
+      event.values["replicas"] = static_cast<double>(moved.replicas);
     event.line = fmt::format(
         "experts moved: layer {}: rank max/mean {:.2f} -> {:.2f}, {} experts, {:.1f} MiB",
         moved.layer,
@@ -180,6 +195,7 @@ void RunReport::step(const StepStats& stats,
         moved.after,
         moved.experts,
         static_cast<double>(moved.bytes) / 1048576.0);
+    if (config().experts.replicas > 0) event.line += fmt::format(", {} replicas", moved.replicas);
     sinks_.on_event(event);
   }
   if (!stats.skipped) return;

@@ -9,6 +9,7 @@
 #include "apps/console_style.h"
 #include "apps/run_header.h"
 #include "core/train/run_sink.h"
+#include "core/train/tier_meter.h"
 #include "core/train/trainer.h"
 
 namespace moesaic::apps {
@@ -26,6 +27,8 @@ class RunReport {
 
   /// After resuming was settled: opens the files, prints the header. All ranks call it.
   void begin(const RunFacts& facts);
+  /// What the tiers of offloaded experts do from here on belongs to the next step.
+  void begin_step();
   /// Every step, in order. All ranks call it. `started_line`: more for the line after the first step of this life.
   void step(const StepStats& stats, const Trainer& trainer, const std::string& started_line);
   void eval(const EvalStats& stats, std::int64_t step);
@@ -47,6 +50,7 @@ class RunReport {
   Console* console_ = nullptr;  // one of them; rank 0
   bool begun_ = false;          // a run that is refused has no summary
   Device device_;
+  std::optional<TierMeter> tiers_;
   double peak_tflops_ = 0;                                 // 0: none is known
   std::optional<std::int64_t> device_bytes_, host_bytes_;  // of the rank with most, when last asked
   struct Life {

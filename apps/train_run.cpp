@@ -9,6 +9,7 @@
 #include "apps/data_lines.h"
 #include "apps/doctor/start_warnings.h"
 #include "apps/finished_mark.h"
+#include "apps/host_memory.h"
 #include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
 #include "apps/version.h"
@@ -57,20 +58,13 @@ void TrainRun::prepare() {
   require_same_data(host_, sources);
   const auto tokenizer = tokenizer_of_data(configured, sources);
   tokenizer_hash_ = tokenizer ? tokenizer->content_hash() : kUnknownTokenizer;
-  if (device.kind == Device::Kind::cuda) {
-    std::vector<data::DocumentBound> documents{train_.document_bound()};
-    if (valid_) documents.emplace_back(*valid_);
-    const auto before = cuda::device_memory(device);
-    memory_before_ = before.total - before.free;
-    memory_plan_ = plan_memory(
-        config(), device, precision_of(config(), true), documents, host_.size(), host_.rank());
-    check_memory();
-    if (host_.size() > 1)
-      device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
-  }
+  plan_and_check_memory(device);
+  if (device.kind == Device::Kind::cuda && host_.size() > 1)
+    device_world_ = make_device_communicator(host_, device, device_comm_options(config()));
   mesh_ = std::make_unique<Mesh>(mesh_config(config().parallel),
                                  device_world_ ? *device_world_ : host_);
-  assembly_ = assemble(config(), true, device, mesh_->position());
+  assembly_ = assemble(
+      config(), true, device, mesh_->position(), memory_plan_ ? memory_plan_->tiers : std::nullopt);
   trainer_ = std::make_unique<Trainer>(
       Trainer::Parts{.config = &config(),
                      .mesh = mesh_.get(),
@@ -84,6 +78,49 @@ void TrainRun::prepare() {
                      .recompute = recompute_policy(config().activations),
                      .stream_mode = config().debug.immediate_streams ? Stream::Mode::immediate
                                                                      : Stream::Mode::worker});
+}
+
+// On a GPU, and where something is promised or refused by the plan.
+void TrainRun::plan_and_check_memory(Device device) {
+  const bool on_gpu = device.kind == Device::Kind::cuda;
+  const bool offloads = config().experts.offload != config::ExpertOffload::none;
+  if (!on_gpu && !offloads && !config().memory.device_budget) return;
+  std::vector<data::DocumentBound> documents{train_.document_bound()};
+  if (valid_) documents.emplace_back(*valid_);
+  MemoryLimits limits;
+  if (on_gpu) {
+    const auto before = cuda::device_memory(device);
+    memory_before_ = before.total - before.free;
+    limits.device_free = before.free;
+  }
+  if (offloads && !config().memory.host_budget) {
+    if (const auto available = available_host_memory())
+      limits.host = *available / static_cast<std::uint64_t>(std::max(1, place_.local_size));
+    host_.barrier();  // all have looked before one takes
+  }
+  memory_plan_ = plan_memory(config(),
+                             device,
+                             precision_of(config(), on_gpu),
+                             documents,
+                             host_.size(),
+                             host_.rank(),
+                             limits);
+  check_budget();
+  if (on_gpu) check_memory();
+}
+
+void TrainRun::check_budget() const {
+  const auto& budget = config().memory.device_budget;
+  if (!budget || memory_plan_->total() <= static_cast<std::size_t>(*budget)) return;
+  throw ResourceError(
+      fmt::format("memory.device_budget is {} bytes, and this run needs {} of device "
+                  "memory:\n{}Raise it, or use "
+                  "a smaller train.micro_batch_size or data.sequence_length, "
+                  "activations.recompute=[full], more "
+                  "ranks, or experts.offload.",
+                  *budget,
+                  memory_plan_->total(),
+                  memory_plan_->table()));
 }
 
 // A run that does not fit says so before it starts anything.
@@ -135,6 +172,10 @@ void TrainRun::meet_on_board() {
   watchdog_->use_board(folder, life, host_.rank(), host_.size());
 }
 
+std::string TrainRun::memory_text() const {
+  return assembly_.device.kind == Device::Kind::cuda ? memory_line() : "";
+}
+
 // The plan beside the driver's count, which includes other processes on the device: what they had before this one began
 // is taken off.
 std::string TrainRun::memory_line() const {
@@ -159,7 +200,8 @@ void TrainRun::begin_report() {
        .host = host_,
        .train = train_,
        .valid = valid_.get(),
-       .device_line = memory_plan_ ? memory_line() : "",
+       .memory = memory_plan_ ? &*memory_plan_ : nullptr,
+       .device_line = memory_text(),
        .uses_nccl = device_world_ != nullptr,
        .ranks_per_node = ranks_per_node(config(), place_),
        .mpi_version = place_.mpi_version,
@@ -184,10 +226,13 @@ double TrainRun::evaluate(bool whole) {
 std::optional<StepStats> TrainRun::next_step(StopReason& stop) {
   const bool first = !std::exchange(has_stepped_, true);
   const PeriodScope period("training", first);
+  report_.begin_step();
+  if (touches_) touches_->forget();
   auto wish = static_cast<std::int64_t>(stops_->wish());
   const auto stats = traced_step(wish);
   stop = static_cast<StopReason>(wish);
   if (!stats) return stats;
+  if (touches_) touches_->end_step(stats->step);
   stops_->step_took(stats->seconds);
   if (watchdog_ != nullptr && !first) watchdog_->step_took(stats->seconds);
   return stats;
@@ -212,6 +257,16 @@ std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
   report_.event(
       {.type = "trace", .step = step, .texts = {{"path", path}}, .line = "trace " + path});
   return stats;
+}
+
+// Of this life, on rank 0.
+void TrainRun::log_touches() {
+  ExpertTiers* tiers = assembly_.params->tiers();
+  if (!config().experts.touch_log || !is_root() || tiers == nullptr) return;
+  const bool all = config().optimizer.untouched == config::Untouched::decay;
+  touches_.emplace(*tiers,
+                   std::filesystem::path(config().run.dir) / *config().experts.touch_log,
+                   all ? tiers::Updates::dense : tiers::Updates::touched);
 }
 
 void TrainRun::mark_ranges() {
@@ -320,6 +375,7 @@ int TrainRun::run() {
   if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
   open_run_dir(changes);
   begin_report();
+  log_touches();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",
                    .step = trainer_->steps_done(),
@@ -348,7 +404,8 @@ int TrainRun::train() {
     auto stats = next_step(stop);
     if (!stats) return stop_early(stop);
     stats->parts[StepPart::checkpoint] = std::exchange(saving_seconds_, 0);
-    report_.step(*stats, *trainer_, memory_plan_ ? " | " + memory_line() : "");
+    const std::string memory = memory_text();
+    report_.step(*stats, *trainer_, memory.empty() ? "" : " | " + memory);
     refuse_bad_numbers();
     const std::int64_t step = trainer_->steps_done();
     if (valid_ && train.eval_every > 0 && step % train.eval_every == 0 && step < train.steps)

@@ -18,6 +18,7 @@
 #include "comm/watchdog.h"
 #include "core/config/load.h"
 #include "core/train/memory_plan.h"
+#include "core/train/touch_recorder.h"
 
 namespace moesaic::apps {
 
@@ -41,13 +42,17 @@ class TrainRun {
   int end_finished(const FinishedRun& finished);
   void take_lock();
   void prepare();
+  void plan_and_check_memory(Device device);
+  void check_budget() const;
   void check_memory() const;
   void prepare_saving();
   std::vector<ConfigChange> load_state();
   std::string memory_line() const;
+  std::string memory_text() const;
   void begin_report();
   int run();
   void mark_ranges();
+  void log_touches();
   int train();
   std::optional<StepStats> next_step(StopReason& stop);
   std::optional<StepStats> traced_step(std::int64_t& stop_wish);
@@ -69,7 +74,7 @@ class TrainRun {
   Watchdog* watchdog_;  // null when comm.watchdog_s is 0
   Communicator& host_;  // of all ranks, for host memory
   RunReport report_;
-  std::optional<MemoryPlan> memory_plan_;       // on a GPU
+  std::optional<MemoryPlan> memory_plan_;       // where plan_and_check_memory() makes one
   std::size_t memory_before_ = 0;               // in use on the device before this run took any
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   std::unique_ptr<Mesh> mesh_;
@@ -79,6 +84,7 @@ class TrainRun {
   std::string tokenizer_hash_;  // of what made the tokens; kUnknownTokenizer where nobody says
   std::unique_ptr<OpObserver> nvtx_;  // debug.nvtx; the trainer calls it
   std::unique_ptr<Trainer> trainer_;
+  std::optional<TouchRecorder> touches_;  // experts.touch_log; listens to the store of assembly_
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<Checkpointing> checkpointing_;
   std::unique_ptr<StopRequests> stops_;

@@ -96,6 +96,12 @@ void add_a2a(CLI::App& bench, Action& action) {
                  o->placed,
                  "Experts lie where experts.place_every would put them for what earlier tokens "
                  "chose, not in order");
+  verb->add_option("--replicas",
+                   o->replicas,
+                   "With --placed: slots of every rank for copies of experts inside its node, as "
+                   "experts.replicas would fill them")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   verb->add_option("--ranks-per-node",
                    o->ranks_per_node,
                    "Ranks pose as nodes of so many; 0 = nodes by host names")

@@ -10,6 +10,7 @@
 #include "apps/doctor/judge.h"
 #include "apps/doctor/read_facts.h"
 #include "apps/doctor/report.h"
+#include "apps/host_memory.h"
 #include "apps/launch.h"
 #include "apps/verb.h"
 #include "core/config/load.h"
@@ -31,6 +32,9 @@ struct Wishes {
   bool wants_cuda = false;
   std::uint64_t checkpoint = 0;
   std::int64_t keep = 1;
+  bool offloads = false;
+  std::optional<std::uint64_t> host_budget, file_budget;
+  std::string file_path;
 };
 
 // What the configuration, if there is one, will ask of the machine.
@@ -42,6 +46,13 @@ Wishes wishes_of(const ConfigArguments& arguments) {
   wishes.threads = static_cast<int>(config.run.threads);
   wishes.wants_cuda = config.run.device == config::DeviceChoice::cuda;
   wishes.keep = config.checkpoint.keep_last;
+  wishes.offloads = config.experts.offload != config::ExpertOffload::none;
+  const auto budget = [](const std::optional<std::int64_t>& bytes) {
+    return bytes ? std::optional(static_cast<std::uint64_t>(*bytes)) : std::nullopt;
+  };
+  wishes.host_budget = budget(config.memory.host_budget);
+  wishes.file_budget = budget(config.memory.file_budget);
+  wishes.file_path = config.memory.file_path.value_or("");
   constexpr std::uint64_t kBytesPerParameter = 12;  // weights and two moments in f32
   wishes.checkpoint = kBytesPerParameter * static_cast<std::uint64_t>(make_plan(config).model.all);
   return wishes;
@@ -90,6 +101,13 @@ Findings examine(const LaunchFacts& launch, const CudaFacts& cuda, const Wishes&
   disk.checkpoint = wishes.checkpoint;
   disk.keep = wishes.keep;
   append(findings, judge_disk(disk));
+  if (!wishes.offloads) return findings;
+  OffloadFacts offload{.on_gpu = !cuda.gpus.empty(),
+                       .host_budget = wishes.host_budget,
+                       .available = available_host_memory(),
+                       .file_budget = wishes.file_budget.value_or(0)};
+  if (wishes.file_budget) offload.disk = read_disk(wishes.file_path);
+  append(findings, judge_offload(offload, process, launch.local_size));
   return findings;
 }
 
@@ -138,8 +156,8 @@ void add_doctor(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<DoctorArguments>();
   verb->add_option("CONFIG",
                    arguments->config.path,
-                   "Configuration file (YAML) whose run.dir, run.threads, run.device and "
-                   "checkpoints are checked, too");
+                   "Configuration file (YAML) whose run.dir, run.threads, run.device, "
+                   "checkpoints and experts.offload are checked, too");
   verb->add_option("OVERRIDES",
                    arguments->config.overrides,
                    "Settings that replace those of the file: section.key=value")

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -62,15 +63,27 @@ int plan(const PlanArguments& arguments) {
   const auto pipeline = make_pipeline_plan(loaded.config, result);
   if (arguments.schedule) {
     if (!pipeline)
-      throw UsageError("--schedule: parallel.pp is 1, so there is no pipeline; try parallel.pp=4");
+      throw UsageError(
+          "--schedule: parallel.pp is 1, so there is no pipeline; try parallel.pp=4, or "
+          "parallel.order=vertical");
     std::cout << schedule_text(*pipeline, *arguments.schedule);
     return 0;
   }
-  const auto rank = plan_rank_memory(loaded.config);
+  MemoryLimits limits{.device_key = "--device-memory"};
+  if (budget) limits.device = static_cast<std::uint64_t>(std::max<std::int64_t>(0, *budget));
+  std::optional<MemoryPlan> rank;
+  std::optional<ResourceError> too_little;  // for offloaded experts; said behind what can be said
+  try {
+    rank = plan_rank_memory(loaded.config, limits);
+  } catch (const ResourceError& e) {
+    too_little = e;
+    rank = plan_rank_memory(loaded.config, {.least_caches = true});
+  }
   const auto recompute = plan_recompute(loaded.config);
   std::cout << (arguments.json
                     ? plan_json(loaded, result, rank, recompute, pipeline)
                     : plan_text(loaded, result, rank, recompute_text(recompute, budget), pipeline));
+  if (too_little) throw *too_little;
   return 0;
 }
 
@@ -82,7 +95,8 @@ int planned_ranks(const config::ParallelConfig& parallel) {
   return static_cast<int>(parallel.pp * parallel.dp.value_or(least) * dense);
 }
 
-std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
+std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
+                                           const MemoryLimits& limits) {
   if (!config::untrainable(config).empty()) return std::nullopt;
   const data::DocumentBound documents(kPlannedDocument);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
@@ -97,7 +111,8 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config) {
                                   precision_of(config, wants_cuda),
                                   {&documents, 1},
                                   ranks,
-                                  stage * (ranks / stages) + last_piece);
+                                  stage * (ranks / stages) + last_piece,
+                                  limits);
     if (!most || plan.total() > most->total()) most = std::move(plan);
   }
   return most;
@@ -113,8 +128,7 @@ void add_plan(CLI::App& app, Action& action) {
   verb->add_option("--device-memory",
                    arguments->device_memory,
                    "Say which activations.recompute fits a device of this size and computes least "
-                   "again, as in 80GiB")
-      ->excludes(json);
+                   "again, and give offloaded experts what the rest leaves of it, as in 80GiB");
   verb->add_flag("--effective",
                  arguments->effective,
                  "Print every key with its value and where it came from instead")
@@ -132,6 +146,7 @@ void add_plan(CLI::App& app, Action& action) {
       "Example:\n"
       "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n"
       "  moesaic plan configs/bench/hybrid_5b.yaml --device-memory 90GiB\n"
+      "  moesaic plan configs/bench/hybrid_5b.yaml experts.offload=full --device-memory 40GiB\n"
       "  moesaic plan configs/kimi_k3.yaml parallel.pp=8 parallel.schedule=zero_bubble\n");
   verb->callback([&action, arguments] { action = [arguments] { return plan(*arguments); }; });
 }

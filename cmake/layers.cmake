@@ -14,7 +14,7 @@ function(add_layer name)
   if(NOT EXISTS ${root}/${L_FOLDER})
     file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${L_FOLDER} ${root}/${L_FOLDER} SYMBOLIC)
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${L_FOLDER}/*.cpp ${L_FOLDER}/cpu/*.cpp ${L_FOLDER}/sinks/*.cpp
+  file(GLOB sources CONFIGURE_DEPENDS ${L_FOLDER}/*.cpp ${L_FOLDER}/cpu/*.cpp ${L_FOLDER}/sinks/*.cpp ${L_FOLDER}/offload/*.cpp
        ${L_FOLDER}/pipeline/*.cpp ${L_FOLDER}/dispatch/*.cpp ${L_FOLDER}/tiers/*.cpp)
   file(GLOB absent CONFIGURE_DEPENDS ${L_FOLDER}/*_absent.cpp)
   set(uses_cuda OFF)

@@ -34,7 +34,11 @@ void ExpertPlaces::check() const {
     check_dtype(kept, DType::u8, "kept");
   }
   MOESAIC_CHECK(experts >= 1, "no experts");
-  if (!place_of_expert.empty()) check_i32(place_of_expert, {experts}, "place_of_expert");
+  if (place_of_expert.empty()) return;
+  if (place_of_expert.rank() == 1) return check_i32(place_of_expert, {experts}, "place_of_expert");
+  MOESAIC_CHECK(place_of_expert.rank() == 2 && place_of_expert.dim(1) >= 1,
+                "place_of_expert must be [experts] or [experts, turns]");
+  check_i32(place_of_expert, {experts, place_of_expert.dim(1)}, "place_of_expert");
 }
 OpCost ExpertPlaces::cost() const {
   return {0, total_bytes({places, topk, kept, place_of_expert})};

@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 
 #include "memory/device_hooks.h"
+#include "memory/host_pages.h"
 #include "memory/owned.h"
 #include "memory/stream.h"
 
@@ -17,6 +18,7 @@ namespace moesaic {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kLargeHostBytes = std::size_t{64} << 20;  // from here on pages of their own
 
 struct Ledger {
   std::mutex mutex;
@@ -58,7 +60,9 @@ struct Buffer::Block {
   Block(std::size_t n, Device where, std::string what, MemoryKind k)
       : bytes(n), device(where), kind(k), tag(std::move(what)) {
     if (bytes == 0) return;
-    if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
+    if (has_pages()) {
+      data = static_cast<std::byte*>(take_pages());
+    } else if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
       data = static_cast<std::byte*>(cuda::allocate(bytes, device, kind));
     } else {
       data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, round_up(bytes, kAlignment)));
@@ -82,7 +86,10 @@ struct Buffer::Block {
         is_pretend(true) {}
   ~Block() {
     if (data == nullptr || is_pretend) return;
-    if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
+    if (has_pages()) {
+      if (kind == MemoryKind::pinned_host) cuda::unpin_pages(data);
+      unmap_pages(data, bytes);
+    } else if (device.kind == Device::Kind::cuda || kind == MemoryKind::pinned_host) {
       cuda::release(data, kind);
     } else {
       std::free(data);
@@ -92,6 +99,23 @@ struct Buffer::Block {
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
+
+ private:
+  bool has_pages() const { return device.kind == Device::Kind::cpu && bytes >= kLargeHostBytes; }
+  void* take_pages() const {
+    void* pages = map_pages(bytes);
+    if (pages == nullptr || kind != MemoryKind::pinned_host) return pages;
+    bool is_pinned = false;
+    try {
+      is_pinned = cuda::pin_pages(pages, bytes);
+    } catch (...) {
+      unmap_pages(pages, bytes);
+      throw;
+    }
+    if (is_pinned) return pages;
+    unmap_pages(pages, bytes);
+    return nullptr;
+  }
 };
 
 Buffer::Buffer(std::size_t bytes, Device device, const std::string& tag, MemoryKind kind)

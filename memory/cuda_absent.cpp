@@ -43,6 +43,10 @@ void* allocate(std::size_t, Device, MemoryKind) {
   absent();
 }
 void release(void*, MemoryKind) noexcept {}
+bool pin_pages(void*, std::size_t) {
+  absent();
+}
+void unpin_pages(void*) noexcept {}
 void* create_stream(Device) {
   absent();
 }

@@ -41,6 +41,9 @@ struct DeviceMemory {
 DeviceMemory device_memory(Device device);
 void* allocate(std::size_t bytes, Device device, MemoryKind kind);
 void release(void* data, MemoryKind kind) noexcept;
+/// Pins memory that the system gave, for copies to any device; false when the driver (or a limit) will not pin so much.
+bool pin_pages(void* data, std::size_t bytes);
+void unpin_pages(void* data) noexcept;
 
 void* create_stream(Device device);
 void destroy_stream(void* stream) noexcept;

@@ -54,6 +54,10 @@ check gather racecheck "$build/tests/test_cuda" 'Sparse MLA on CUDA: rows withou
 for which in memcheck initcheck synccheck; do
   check f32 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype f32
   check bf16 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype bf16
-  check tensor_cores $which "$build/tests/test_cuda" '[repeat],Newton-Schulz on CUDA: a matrix*,Sparse MLA on CUDA: rows without*'
+  check tensor_cores $which "$build/tests/test_cuda" '[repeat],Sparse MLA on CUDA: rows without*'
+done
+# initcheck does not see what the library's products store by bulk copies; this test poisons its memory before every run.
+for which in memcheck synccheck; do
+  check halves $which "$build/tests/test_cuda" 'Newton-Schulz on CUDA: a matrix*'
 done
 finish

@@ -10,7 +10,7 @@ say "packages"
 scripts/install_packages.sh
 say "build"
 scripts/build.sh
-moesaic=build/apps/moesaic
+moesaic=${BUILD_DIR:-build}/apps/moesaic
 
 say "text"
 if [ -s data/quickstart/train.txt ] && [ -s data/quickstart/valid.txt ]; then
@@ -36,6 +36,7 @@ cat <<NEXT
   $moesaic generate $run --prompt "It is not " --max-new-tokens 400
   $moesaic explain model.num_experts
   $moesaic plan configs/kimi_k3.yaml
+  mpirun -np 2 --bind-to none $moesaic resume $run train.steps=1000       # goes on from the last checkpoint
   your own text (plain text; a line with a form feed separates documents):
   export OPENBLAS_NUM_THREADS=1       # as root also: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   mpirun -np 2 --bind-to none $moesaic train configs/quickstart.yaml run.dir=runs/mine data.train=my_train.txt data.valid=my_valid.txt

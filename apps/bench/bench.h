@@ -36,6 +36,7 @@ struct A2aOptions {
   std::int64_t tokens = 96, width = 3584, experts = 64, choices = 16;
   double zipf = 0;
   bool placed = false;               ///< experts where their load asks for, else in order
+  int replicas = 0;                  ///< slots of a rank for copies of placed experts
   int ranks_per_node = 0;            ///< 0: by host names
   std::vector<std::string> methods;  ///< empty = all
   std::vector<std::int64_t> raw;     ///< MiB to each peer of bare exchanges

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/assembly.h"
 #include "apps/bench/a2a_method.h"
 #include "apps/bench/bench.h"
 #include "apps/bench/raw_exchange.h"
@@ -17,7 +18,7 @@
 #include "parallel/dispatch/link_speeds.h"
 #include "parallel/dispatch/node_grid.h"
 #include "parallel/dispatch/volumes.h"
-#include "parallel/expert_placement.h"
+#include "parallel/expert_replicas.h"
 
 namespace moesaic::bench {
 namespace {
@@ -50,23 +51,16 @@ void check(const A2aOptions& o) {
   if (o.choices > o.experts)
     throw UsageError(fmt::format(
         "--choices {}: a token chooses among --experts {} different ones", o.choices, o.experts));
+  if (o.replicas > 0 && !o.placed)
+    throw UsageError(fmt::format(
+        "--replicas {}: copies are those of experts that were placed; add --placed", o.replicas));
 }
 
 Device device_of(const A2aOptions& o, const apps::RankPlace& place) {
   if (o.device == "cpu") return kCpu;
-  const int devices = cuda::device_count();
-  if (place.local_size > devices && devices > 0 && !o.share_gpu) {
-    throw UsageError(
-        fmt::format("{} ranks of this machine and {} GPUs; --share-gpu lets them take turns",
-                    place.local_size,
-                    devices));
-  }
-  const Device device{Device::Kind::cuda,
-                      static_cast<std::int16_t>(devices == 0 ? 0 : place.local_rank % devices)};
-  if (const std::string problem = cuda::device_problem(device); !problem.empty())
-    throw UsageError("--device cuda: " + problem);
-  cuda::select_device(device);
-  return device;
+  return apps::gpu_of_rank(&place.world,
+                           o.share_gpu,
+                           {.gpu = "--device cuda", .cpu = "--device cpu", .share = "--share-gpu"});
 }
 
 double median_of(const std::vector<A2aTimes>& times, double (*part)(const A2aTimes&)) {
@@ -142,7 +136,7 @@ class A2aRun {
           &group(),
           A2aMethod::Options{.method = m,
                              .grid = grid_,
-                             .routing = routing_,
+                             .routing = placed_routing(),
                              .width = o_.width,
                              .dtype = o_.dtype,
                              .format = o_.fp8 ? RowFormat::fp8 : RowFormat::plain,
@@ -153,7 +147,7 @@ class A2aRun {
       methods.back()->run();  // warms up
       A2aResult result{.method = m, .passes = methods.back()->passes()};
       const Traffic rows = methods.back()->rows();
-      const Traffic routed = count_rows(m, grid_, routing_, choices, rank);
+      const Traffic routed = count_rows(m, grid_, placed_routing(), choices, rank);
       result.routed_differs = sum(rows.rows == routed.rows ? 0 : 1);
       for (std::size_t link = 0; link < 3; ++link) {
         result.rows[link] = sum(rows.rows[link]);
@@ -172,23 +166,38 @@ class A2aRun {
     }
   }
 
-  // The load of ranks with experts in order and placed; `choices` become places.
+  // Places stand for experts here: with slots for copies there are more of them.
+  RoutingOptions placed_routing() const {
+    RoutingOptions of = routing_;
+    if (o_.placed) of.experts += std::int64_t{o_.replicas} * grid_.ranks();
+    return of;
+  }
+
+  // The load of ranks with experts in order, placed and copied; `choices` become places.
   void place(std::vector<TokenChoices>& choices) {
     std::vector<double> load(static_cast<std::size_t>(o_.experts));
     for (const TokenChoices& of : choices) {
       for (const std::int32_t e : of.places)
         load[static_cast<std::size_t>(e)] += 1;
     }
+    const std::vector<double> earlier = earlier_load(routing_, grid_.ranks());
     const PlacesOfExperts in_order = places_in_order(o_.experts),
-                          placed = balanced_places(
-                              earlier_load(routing_, grid_.ranks()), grid_, in_order);
+                          placed = balanced_places(earlier, grid_, in_order);
+    const ExpertCopies copies = balanced_copies(earlier, grid_, placed, o_.replicas);
     rank_load_in_order_ = max_over_mean(rank_loads(load, in_order, grid_.ranks()));
     rank_load_placed_ = max_over_mean(rank_loads(load, placed, grid_.ranks()));
     if (!o_.placed) return;
+    std::vector<double> copied(static_cast<std::size_t>(grid_.ranks()));
     for (TokenChoices& of : choices) {
-      for (std::int32_t& e : of.places)
-        e = placed[static_cast<std::size_t>(e)];
+      for (std::size_t a = 0; a < of.places.size(); ++a) {
+        const std::size_t turn = a / static_cast<std::size_t>(of.choices) % kReplicaTurns;
+        of.places[a] =
+            copies.place_of_turn.at(static_cast<std::size_t>(of.places[a]) * kReplicaTurns + turn);
+        copied[static_cast<std::size_t>(copies.rank_of(of.places[a]))] += 1;
+      }
     }
+    rank_load_copied_ = max_over_mean(copied);
+    copies_ = copies.num_copies();
   }
 
   double per_token(std::int64_t rows) const {
@@ -223,10 +232,16 @@ class A2aRun {
         o_.zipf);
     std::cout << fmt::format(
         "choices of the busiest rank / mean: {:.3f} with experts in order, {:.3f} placed by what "
-        "earlier tokens chose; here they are {}\n",
+        "earlier tokens chose{}; here they are {}\n",
         rank_load_in_order_,
         rank_load_placed_,
-        o_.placed ? "placed" : "in order");
+        o_.replicas > 0
+            ? fmt::format(
+                  ", {:.3f} with {} copies of them inside nodes", rank_load_copied_, copies_)
+            : "",
+        o_.replicas > 0 ? "placed and copied"
+        : o_.placed     ? "placed"
+                        : "in order");
     std::cout << fmt::format(
         "rows per token that leave a rank in one dispatch (combine: as many back), counted from "
         "the plan;\n"
@@ -294,6 +309,12 @@ class A2aRun {
     return chosen == results_.end() ? 0 : total(*chosen) / total(fastest());
   }
 
+  nlohmann::ordered_json rank_loads_json() const {
+    nlohmann::ordered_json j{{"in_order", rank_load_in_order_}, {"placed", rank_load_placed_}};
+    if (o_.replicas > 0) j["copied"] = rank_load_copied_;
+    return j;
+  }
+
   nlohmann::ordered_json json() const {
     nlohmann::ordered_json j{
         {"nodes", grid_.nodes},
@@ -307,7 +328,8 @@ class A2aRun {
         {"choices", o_.choices},
         {"zipf", o_.zipf},
         {"placed", o_.placed},
-        {"rank_max_over_mean", {{"in_order", rank_load_in_order_}, {"placed", rank_load_placed_}}},
+        {"replicas", o_.replicas},
+        {"rank_max_over_mean", rank_loads_json()},
         {"buffer_factor", o_.buffer_factor},
         {"repeats", o_.repeats},
         {"row_bytes", row_bytes()},
@@ -350,7 +372,8 @@ class A2aRun {
   NodeGrid grid_;
   std::string grid_reason_;
   RoutingOptions routing_;
-  double rank_load_in_order_ = 0, rank_load_placed_ = 0;  // busiest / mean
+  double rank_load_in_order_ = 0, rank_load_placed_ = 0, rank_load_copied_ = 0;  // busiest / mean
+  std::int64_t copies_ = 0;
   LinkSpeeds speeds_;
   MethodChoice choice_;
   std::vector<A2aResult> results_;

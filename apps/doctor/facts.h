@@ -46,6 +46,14 @@ struct DiskFacts {
   std::int64_t keep = 1;         ///< how many are kept
 };
 
+/// What experts.offload will ask of the machine; budgets are those of a rank.
+struct OffloadFacts {
+  bool on_gpu = false;
+  std::optional<std::uint64_t> host_budget, available;  ///< available: by the system's count
+  std::uint64_t file_budget = 0;
+  std::optional<DiskFacts> disk;  ///< of memory.file_path, with a file tier
+};
+
 struct GpuFacts {
   int ordinal = 0;
   std::string name, problem;  ///< problem: why this build cannot use it

@@ -225,6 +225,7 @@ RunResult run_steps(const config::Config& config,
     const StepStats stats = trainer.finish_step();
     for (const ExpertsMoved& moved : stats.moved)
       result.moved += moved.experts;
+    result.replicas = std::max(result.replicas, trainer.expert_replicas());
     result.steps.push_back({stats.loss,
                             stats.mtp_loss,
                             stats.indexer_kl,

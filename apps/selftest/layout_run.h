@@ -26,6 +26,7 @@ struct RunResult {
                differing = 0;  ///< made while others were replayed, and not among those
   PathLog kernels;             ///< of this rank, where ops have several
   std::int64_t moved = 0;      ///< experts that changed places on the way (experts.place_every)
+  std::int64_t replicas = 0;   ///< the most copies that experts had at a time (experts.replicas)
 };
 
 /// What becomes of the choices of layers. Both null: they are left alone.

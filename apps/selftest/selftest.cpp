@@ -161,6 +161,7 @@ int compare_all(const LayoutsOptions& options,
       row.choices = result.choices;
       row.differing = result.differing;
       row.moved = result.moved;
+      row.replicas = result.replicas;
       row.agrees = row.difference.within(bounds);
     } else {
       row.agrees = true;  // the first rank judges

@@ -50,9 +50,10 @@ void Table::add(const Row& row) {
                       d.later,
                       d.weights);
   if (replays()) out_ << fmt::format("{:>16}", fmt::format("{}/{}", row.differing, row.choices));
-  out_ << fmt::format("{:>8.1f}{}{}\n",
+  out_ << fmt::format("{:>8.1f}{}{}{}\n",
                       row.seconds,
                       row.moved > 0 ? fmt::format("  {} experts moved", row.moved) : "",
+                      row.replicas > 0 ? fmt::format("  {} replicas", row.replicas) : "",
                       row.agrees ? ""
                                  : fmt::format("  DIFFERS: gradient of {}; later {}; weights {}",
                                                d.gradient_name,
@@ -88,6 +89,7 @@ void Table::print_json() {
                    {"choices_replayed", r.choices},
                    {"choices_differing", r.differing},
                    {"experts_moved", r.moved},
+                   {"experts_replicas", r.replicas},
                    {"seconds", r.seconds},
                    {"agrees", r.agrees},
                    {"device", options_.where},

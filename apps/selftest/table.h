@@ -14,7 +14,7 @@ namespace moesaic::apps::selftest {
 struct Row {
   Layout layout;
   Difference difference;
-  std::int64_t choices = 0, differing = 0, moved = 0;
+  std::int64_t choices = 0, differing = 0, moved = 0, replicas = 0;
   double seconds = 0;
   bool agrees = false;
   PathLog kernels;  ///< of the first rank

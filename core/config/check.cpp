@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "core/config/check_offload.h"
+
 namespace moesaic::config {
 namespace {
 
@@ -35,6 +37,7 @@ class Checker {
     pipeline();
     dispatch();
     activations();
+    add_offload_findings(config_, findings_);
     return std::move(findings_);
   }
 
@@ -591,6 +594,11 @@ class Checker {
   /// What the pipeline's sizes allow beyond this needs the model: core/model/pipeline_plan.h.
   void pipeline() {
     const ParallelConfig& parallel = config_.parallel;
+    if (parallel.pp > 1 && parallel.order == LayerOrder::vertical)
+      add({"parallel.order", "parallel.pp"},
+          fmt::format("vertical is an order for one pipeline stage, and parallel.pp is {}: the "
+                      "stages' schedule has an order of its own; allowed: horizontal, or pp 1",
+                      parallel.pp));
     if (parallel.pp > 1) return;
     const std::string reason = "is of use with parallel.pp above 1 only; remove it, or set pp";
     if (parallel.chunks.value_or(1) > 1) add({"parallel.chunks", "parallel.pp"}, reason);
@@ -604,6 +612,11 @@ class Checker {
       add({"dispatch.chunks", "dispatch.overlap"},
           "chunks one after the other only take longer: they are of use beside the experts' work; "
           "allowed: 1, or overlap: true");
+    if (config_.experts.replicas > 0 && config_.experts.place_every == 0)
+      add({"experts.replicas", "experts.place_every"},
+          "copies of busy experts are chosen by their average load when experts are dealt; "
+          "allowed: 0, "
+          "or a place_every above 0, as in 500");
     if (dispatch.buffer_factor == 0) return;
     if (dispatch.exchange == Exchange::dense || dispatch.exchange == Exchange::hdense)
       add({"dispatch.buffer_factor", "dispatch.exchange"},
@@ -625,6 +638,15 @@ class Checker {
         add({"activations.recompute"},
             fmt::format("'{}' stands alone; remove it or the patterns", word));
     }
+    const bool leaves =
+        config_.activations.residual_offload || !config_.activations.offload.empty();
+    if (leaves && config_.parallel.pp > 1 &&
+        config_.parallel.schedule == PipelineSchedule::zero_bubble)
+      add({config_.activations.residual_offload ? "activations.residual_offload"
+                                                : "activations.offload",
+           "parallel.schedule"},
+          "zero_bubble keeps weight gradients for later, and activations that have left are not "
+          "there for them; allowed: no offload, or another schedule");
   }
 
   const Config& config_;

@@ -156,6 +156,12 @@ constexpr std::array<std::string_view, 3> names_of(ExpertOffload) {
   return {"none", "states", "full"};
 }
 
+/// What a cache of experts keeps; `fixed` is static in the file.
+enum class ExpertPolicy { sched, lru, fixed, random };
+constexpr std::array<std::string_view, 4> names_of(ExpertPolicy) {
+  return {"sched", "lru", "static", "random"};
+}
+
 /// The word of the YAML file for a choice.
 template <class E>
 constexpr std::string_view name_of(E value) {

@@ -117,10 +117,6 @@ std::string explain_field(const Found& found) {
     text += fmt::format("  on resume: {}\n", resume);
   if (!field.other_names.empty())
     text += fmt::format("  known elsewhere as: {}\n", fmt::join(field.other_names, ", "));
-  if (!field.missing_feature.empty())
-    text +=
-        fmt::format("  note: {} is not available in this version; only the default is accepted\n",
-                    field.missing_feature);
   return text;
 }
 

@@ -61,10 +61,9 @@ struct Field {
   double maximum = std::numeric_limits<double>::infinity();
   bool minimum_excluded = false;
   bool maximum_excluded = false;
-  bool accepts_null = false;    ///< `null` stands for an absent key
-  bool accepts_one = false;     ///< list: a single item may stand without brackets
-  bool is_printed = true;       ///< part of the effective configuration
-  std::string missing_feature;  ///< not empty: only the default is accepted yet
+  bool accepts_null = false;  ///< `null` stands for an absent key
+  bool accepts_one = false;   ///< list: a single item may stand without brackets
+  bool is_printed = true;     ///< part of the effective configuration
   std::string example_text;
   std::string default_note;              ///< in words, where the default depends on other things
   std::vector<std::string> other_names;  ///< spellings of other model families
@@ -79,7 +78,6 @@ struct Field {
   Field& one_or_list() { return accepts_one = true, *this; }
   Field& or_null() { return accepts_null = true, *this; }
   Field& not_printed() { return is_printed = false, *this; }
-  Field& only_default(std::string feature) { return missing_feature = std::move(feature), *this; }
   Field& example(std::string text) { return example_text = std::move(text), *this; }
   Field& default_is(std::string text) { return default_note = std::move(text), *this; }
   Field& also(std::vector<std::string> names) { return other_names = std::move(names), *this; }

@@ -136,24 +136,7 @@ void Reader::entry(const Field& field, const Node& node, const std::string& path
   remember(node, path);
   if (node.kind == Node::Kind::null && field.accepts_null) return;
   void* member = field.address(out);
-  const std::size_t before = problems_.size();
   value(field, field.type, node, path, member);
-  if (problems_.size() == before) check_available(field, node, path, member);
-}
-
-void Reader::check_available(const Field& field,
-                             const Node& node,
-                             const std::string& path,
-                             const void* out) {
-  if (field.missing_feature.empty()) return;
-  const std::string only = value_text(field, field.type, field.address(current_->defaults.get()));
-  if (value_text(field, field.type, out) == only) return;
-  problem(node.blame(),
-          path,
-          fmt::format("found {}: {} is not available in this version; allowed: {}",
-                      found(node),
-                      field.missing_feature,
-                      only));
 }
 
 void Reader::value(

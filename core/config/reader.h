@@ -35,10 +35,6 @@ class Reader {
       const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
   void list(
       const Field& field, const Type& type, const Node& node, const std::string& path, void* out);
-  void check_available(const Field& field,
-                       const Node& node,
-                       const std::string& path,
-                       const void* out);
   void remember(const Node& node, const std::string& path);
   void problem(const Position& at, const std::string& path, std::string message);
   void wrong(const Field& field,

@@ -99,9 +99,7 @@ void add_default(const Section& section, const Field& field, Json& json) {
 
 Json field_schema(const Section& section, const Field& field) {
   Json json;
-  json["description"] =
-      field.doc + (field.is_required ? " Required." : "") +
-      (field.missing_feature.empty() ? "" : " Only the default is available in this version.");
+  json["description"] = field.doc + (field.is_required ? " Required." : "");
   json.update(
       field.accepts_null
           ? Json{{"anyOf", Json::array({type_schema(field, field.type), Json{{"type", "null"}}})}}

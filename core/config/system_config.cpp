@@ -67,8 +67,9 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
   f("order",
     &S::order,
     "Order of layers and micro-batches in a step: every micro-batch through all layers "
-    "(horizontal) or every layer over all micro-batches (vertical).")
-      .only_default("the vertical order");
+    "(horizontal), or every layer over all micro-batches before the next layer (vertical), so that "
+    "offloaded weights are loaded once for all of them; what is saved of all micro-batches is then "
+    "kept at once. The bits are the same; with tied embeddings they differ in the last place.");
 }
 
 void DispatchConfig::describe(Fields<DispatchConfig>& f) {
@@ -124,17 +125,50 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
       .one_or_list()
       .default_is("[] (none)")
       .example("[selective, \"mlp.*\", \"attn.q\"]");
-  f("residual_offload", &S::residual_offload, "Residual snapshots wait in host memory.")
-      .only_default("the offload of activations");
+  f("residual_offload",
+    &S::residual_offload,
+    "What layers hand on, the residual sum and its snapshots, waits in host memory from its use in "
+    "forward to its use in backward; copies go beside the computing, and the bits are the same.");
+  f("offload",
+    &S::offload,
+    "Name patterns of activations that wait in host memory likewise, of those that are kept.")
+      .one_or_list()
+      .default_is("[] (none)")
+      .example("[\"mlp_block.normed\", \"attn.*\"]");
 }
 
 void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
   using S = ExpertsConfig;
   f("offload",
     &S::offload,
-    "What of the experts lives outside device memory: none, optimizer states, or weights too "
-    "(full).")
-      .only_default("the offload of experts");
+    "What of the experts lives outside device memory and passes through caches there: nothing "
+    "(none), optimizer states and masters (states), or these, weights and gradients (full). The "
+    "values "
+    "are the same; docs/memory.md says what it costs. memory.device_budget, memory.host_budget and "
+    "memory.file_budget say where what goes.")
+      .example("full");
+  f("policy",
+    &S::policy,
+    "Which experts stay in the caches on the device: those that the schedule of a step needs "
+    "soonest "
+    "(sched), that were used last (lru), the same ones always (static), or any (random, from "
+    "run.seed; "
+    "for tests). The values are the same.");
+  f("device_cache",
+    &S::device_cache,
+    "Device memory for the caches of offloaded experts together, per rank. null = what "
+    "memory.device_budget "
+    "leaves beside the rest of the run, or without a budget what the GPU has free; on a CPU, where "
+    "neither is known, room for all of them.")
+      .in(Unit::bytes)
+      .above(0)
+      .example("24GiB");
+  f("touch_log",
+    &S::touch_log,
+    "File in which rank 0 writes which of its experts every step uses, for bench cache-sim --log; "
+    "a relative path lies in the run's folder. Needs experts.offload: full. null = none.")
+      .in(Unit::path)
+      .example("touches.jsonl");
   f("place_every",
     &S::place_every,
     "Steps after which the experts of a layer are dealt anew to the nodes and ranks of "
@@ -152,31 +186,52 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "place_decay) x its share of the step's choices.")
       .at_least(0)
       .below(1);
+  f("replicas",
+    &S::replicas,
+    "Slots of every rank and layer for copies of busy experts of other ranks of its node, filled "
+    "anew "
+    "every place_every steps after experts were dealt; tokens take turns among an expert's copies "
+    "by their "
+    "number. A copy has weights and gradients, no optimizer state; its gradients are added at "
+    "home. "
+    "Needs place_every; of use where several ranks of parallel.ep share a node.")
+      .between(0, 64)
+      .example("1");
 }
 
 void MemoryConfig::describe(Fields<MemoryConfig>& f) {
   using S = MemoryConfig;
   f("device_budget",
     &S::device_budget,
-    "Ceiling of device memory per rank; null = what the device has.")
+    "Ceiling of device memory per rank, everything included. A run that needs more does not start; "
+    "with experts.offload the caches get what the rest leaves. null = what the device has.")
       .in(Unit::bytes)
-      .at_least(0)
-      .only_default("a budget of device memory")
+      .above(0)
       .example("72GiB");
-  f("host_budget", &S::host_budget, "Ceiling of host memory per rank; null = no ceiling.")
+  f("host_budget",
+    &S::host_budget,
+    "Ceiling of host memory per rank for what experts.offload puts there (pinned for a GPU). null "
+    "= what the system says is available at the start, in equal parts for the ranks of a machine.")
       .in(Unit::bytes)
-      .at_least(0)
-      .only_default("a budget of host memory")
-      .example("200GiB");
-  f("file_budget", &S::file_budget, "Ceiling of the file tier per rank; null = no file tier.")
+      .above(0)
+      .example("100GiB");
+  f("file_budget",
+    &S::file_budget,
+    "Ceiling of the file per rank in which experts live that memory.host_budget does not hold: "
+    "optimizer states first, then weights. Needs file_path. null = no file.")
       .in(Unit::bytes)
-      .at_least(0)
-      .only_default("the file tier")
-      .example("1TiB");
-  f("file_path", &S::file_path, "Folder of the file tier.")
+      .above(0)
+      .example("400GiB");
+  f("file_path",
+    &S::file_path,
+    "Folder of that file, on a fast local disk. What lies there is scratch: nothing of it is "
+    "needed after "
+    "the run or to resume it. Needs file_budget.")
       .in(Unit::path)
-      .only_default("the file tier")
       .example("/scratch/moesaic");
+  f("verify_reads",
+    &S::verify_reads,
+    "Compares a checksum of everything that is read from that file; a wrong one ends the run.");
 }
 
 void CheckpointConfig::describe(Fields<CheckpointConfig>& f) {
@@ -245,8 +300,8 @@ void LogConfig::describe(Fields<LogConfig>& f) {
       .also({"log_interval"});
   f("detail_every",
     &S::detail_every,
-    "Steps between the lines `moe` (load of the experts, bias of the routers) and `mem`; 0 = "
-    "never.")
+    "Steps between the lines `moe` (load of experts and ranks, bias of the routers, times of the "
+    "exchange) and `mem`, and the records of the same in metrics.jsonl; 0 = never.")
       .between(0, kMaxCount);
   f("expert_every",
     &S::expert_every,

@@ -48,13 +48,19 @@ struct ActivationsConfig {
   /// recomputed, {} or {"none"} = nothing.
   std::vector<std::string> recompute;
   bool residual_offload = false;
+  std::vector<std::string> offload;  ///< name patterns of what else waits in host memory
   static void describe(Fields<ActivationsConfig>& f);
 };
 
 struct ExpertsConfig {
   ExpertOffload offload = ExpertOffload::none;
+  ExpertPolicy policy = ExpertPolicy::sched;
+  std::optional<std::int64_t> device_cache;  ///< bytes of all caches; empty = from device_budget
+  std::optional<std::string> touch_log;
   std::int64_t place_every = 0;  ///< steps; 0 = experts stay where they are
   double place_decay = 0.99;
+  std::int64_t replicas =
+      0;  ///< slots of a rank and layer for copies of experts; needs place_every
   static void describe(Fields<ExpertsConfig>& f);
 };
 
@@ -63,6 +69,7 @@ struct MemoryConfig {
   std::optional<std::int64_t> host_budget;    ///< bytes
   std::optional<std::int64_t> file_budget;    ///< bytes
   std::optional<std::string> file_path;
+  bool verify_reads = true;
   static void describe(Fields<MemoryConfig>& f);
 };
 

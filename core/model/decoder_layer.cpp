@@ -124,7 +124,7 @@ void DecoderLayer::declare_module(Sublayer& s, const std::string& name, const Bo
   });
 }
 
-void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
+void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy, Leaving leaving) {
   spec_ = std::make_unique<TapeSpec>();
   bank_.clear();
   slices_ = bounds.slices;
@@ -151,6 +151,7 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   declare_sublayer(channel_, "mlp_block", static_cast<std::int64_t>(bank_.size()), mid_, bounds);
   if (r.mlp_starts_block) {
     spec_->always_save(mid_);
+    if (leaving.mid) spec_->may_leave(mid_);
     out_ = channel_.y;
   } else {
     spec_->forward_only(channel_.y);
@@ -163,6 +164,7 @@ void DecoderLayer::plan(const Bounds& bounds, const RecomputePolicy& policy) {
         StepKind::cheap);
   }
   spec_->always_save(out_);
+  if (leaving.out) spec_->may_leave(out_);
   spec_->plan(policy);
 }
 

@@ -55,8 +55,21 @@ class DecoderLayer {
                const std::string& prefix,
                const DecoderLayerOptions& options);
 
+  /// Which of the tensors that later layers read may leave the device in between.
+  struct Leaving {
+    bool mid = false;  ///< the sum between the sublayers, where it is a snapshot
+    bool out = false;
+  };
   /// Declares everything for micro-batches of `bounds` and decides what is saved.
-  void plan(const Bounds& bounds, const RecomputePolicy& policy);
+  void plan(const Bounds& bounds, const RecomputePolicy& policy, Leaving leaving = {false, false});
+  /// Numbers of the tape's offloaded parts; -1: there is none.
+  struct Parts {
+    int named = -1, mid = -1, out = -1;
+  };
+  Parts offloaded() const {
+    const int named = spec_->named_part(), mid = spec_->part_of(mid_);
+    return {named, mid == named ? -1 : mid, spec_->part_of(out_)};
+  }
   const TapeSpec& tape_spec() const { return *spec_; }
 
   /// What a layer boundary carries: the running sum and the bank's snapshots.

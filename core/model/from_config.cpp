@@ -164,6 +164,7 @@ ModelOptions model_options(const config::Config& config) {
       model.hidden_size, model.intermediate_size, activation(model), model.initializer_range};
   o.moe = moe_options(model, config.dispatch);
   o.moe.place = config.experts.place_every > 0;
+  o.moe.replicas = config.experts.replicas;
   o.residual = model.residual.type == config::ResidualType::attention ? ResidualKind::attention
                                                                       : ResidualKind::plain;
   o.attn_res_block = model.residual.attn_res_block_size.value_or(0);
@@ -192,9 +193,11 @@ MeshConfig mesh_config(const config::ParallelConfig& parallel) {
 
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
   const auto& words = activations.recompute;
-  if (words.size() == 1 && words.front() == "full") return {.all = true};
-  if (words.size() == 1 && words.front() == "none") return {};
-  RecomputePolicy policy{.patterns = words};
+  const RecomputePolicy::Offload offload{.residuals = activations.residual_offload,
+                                         .patterns = activations.offload};
+  if (words.size() == 1 && words.front() == "full") return {.all = true, .offload = offload};
+  if (words.size() == 1 && words.front() == "none") return {.offload = offload};
+  RecomputePolicy policy{.patterns = words, .offload = offload};
   policy.cheap = std::erase(policy.patterns, "selective") > 0;
   return policy;
 }
@@ -203,22 +206,37 @@ std::vector<config::Finding> recompute_findings(Model& model,
                                                 const config::ActivationsConfig& activations,
                                                 const Bounds& bounds) {
   const RecomputePolicy policy = recompute_policy(activations);
-  if (policy.patterns.empty()) return {};
+  if (policy.patterns.empty() && policy.offload.patterns.empty()) return {};
   model.plan(bounds, RecomputePolicy());
-  const std::vector<std::string> names = model.activation_names();
+  const std::vector<std::string> names = model.activation_names(), chosen = model.chosen_names();
   std::vector<config::Finding> all;
-  for (const std::string& pattern : policy.patterns) {
+  const auto check = [&](const char* key, const std::string& pattern) {
+    const auto choice = std::find_if(
+        chosen.begin(), chosen.end(), [&](const auto& name) { return glob_match(pattern, name); });
+    if (choice != chosen.end() && key == std::string_view("activations.recompute")) {
+      all.push_back(
+          {{key},
+           fmt::format("'{}' names '{}', which a step chooses: it must be saved, or backward could "
+                       "choose otherwise than forward. Remove it, or write a pattern without it",
+                       pattern,
+                       *choice)});
+      return;
+    }
     if (std::any_of(names.begin(), names.end(), [&](const auto& name) {
           return glob_match(pattern, name);
         }))
-      continue;
+      return;
     const std::string near = config::nearest(pattern, names);
-    all.push_back({{"activations.recompute"},
+    all.push_back({{key},
                    fmt::format("no activation of this model matches '{}'; {}",
                                pattern,
                                near.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
                                             : fmt::format("did you mean {}?", near))});
-  }
+  };
+  for (const std::string& pattern : policy.patterns)
+    check("activations.recompute", pattern);
+  for (const std::string& pattern : policy.offload.patterns)
+    check("activations.offload", pattern);
   return all;
 }
 

@@ -23,9 +23,10 @@ ModelOptions model_options(const config::Config& config);
 MeshConfig mesh_config(const config::ParallelConfig& parallel);
 
 /// activations.recompute: [] and [none] = nothing, [full] = all that may be, else the patterns; among them "selective" for
-/// what costs no product.
+/// what costs no product. Also what activations.residual_offload and activations.offload say.
 RecomputePolicy recompute_policy(const config::ActivationsConfig& activations);
-/// Patterns of activations.recompute that match no activation of the model. Leaves the model planned for `bounds`, any
+/// Patterns of activations.recompute and activations.offload that match no activation of the model, and those of recompute
+/// that match one that a step chooses. Leaves the model planned for `bounds`, any
 /// that fit its layout.
 std::vector<config::Finding> recompute_findings(Model& model,
                                                 const config::ActivationsConfig& activations,

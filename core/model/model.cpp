@@ -1,5 +1,6 @@
 #include "core/model/model.h"
 
+#include <algorithm>
 #include <set>
 
 #include "core/nn/losses.h"
@@ -8,6 +9,7 @@
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/step_scalars.h"
 #include "kernels/part_scope.h"
+#include "memory/offload/offloader.h"
 
 namespace moesaic {
 
@@ -29,6 +31,30 @@ std::vector<LayerResidual> plan_residuals(const ModelOptions& options) {
 
 namespace {
 
+// A stretch of work that the offload of activations sees as one.
+template <class Work>
+void visit(RunContext& context, const Work& work) {
+  if (context.offload == nullptr) return work();
+  context.offload->begin_visit(stream_of(context.backend));
+  work();
+  context.offload->end_visit(stream_of(context.backend));
+}
+
+// The accumulators of losses that a layer adds to, while it lasts.
+class LossRow {
+ public:
+  LossRow(RunContext& context, std::size_t row) : context_(context), all_(context.losses) {
+    context.losses = loss_row(all_, static_cast<std::int64_t>(row));
+  }
+  ~LossRow() { context_.losses = all_; }
+  LossRow(const LossRow&) = delete;
+  LossRow& operator=(const LossRow&) = delete;
+
+ private:
+  RunContext& context_;
+  TensorView all_;
+};
+
 // [vocabulary, d], over Axis::tp by blocks of words.
 ParameterSpec word_matrix(std::string name, const ModelOptions& options, Part part) {
   ParameterSpec s = split_over_tp(
@@ -47,6 +73,9 @@ Model::Model(ParameterStore& params, const ModelOptions& options, const StageSha
     declare_embedding(params, reads_table_again, share);
   declare_layers(params, share);
   if (share.has_last()) declare_tail(params);
+  is_whole_ = share.is_vertical ||
+              (chunks_.size() == 1 && chunks_.front().is_first && chunks_.front().is_last);
+  keeps_mtp_gradient_ = share.is_vertical && options_.mtp;
 }
 
 void Model::declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share) {
@@ -117,11 +146,22 @@ void Model::plan(const Bounds& bounds, const RecomputePolicy& policy) {
   slices_ = bounds.slices;
   own_tokens_ = bounds.own_tokens();
   if (chunks_.front().is_first) plan_embedding(bounds, policy);
-  for (auto& layer : layers_)
-    layer->plan(bounds, policy);
+  for (std::size_t l = 0; l < layers_.size(); ++l)
+    layers_[l]->plan(bounds, policy, may_leave(l));
   if (!chunks_.back().is_last) return;
-  plan_tail(bounds, policy);
-  if (mtp_) mtp_->plan(bounds, policy);
+  RecomputePolicy staying = policy;
+  staying.offload = {};
+  plan_tail(bounds, staying);
+  if (mtp_) mtp_->plan(bounds, staying);
+}
+
+// In a pipeline what messages carry stays: the sum after a chunk, and every snapshot.
+DecoderLayer::Leaving Model::may_leave(std::size_t l) const {
+  if (is_whole_) return {.mid = true, .out = true};
+  const bool ends_chunk =
+      std::any_of(chunks_.begin(), chunks_.end(), [&](const Chunk& c) { return c.end == l + 1; });
+  return {.mid = false,
+          .out = !ends_chunk && !layers_[l + 1]->options().residual.attn_starts_block};
 }
 
 void Model::plan_embedding(const Bounds& bounds, const RecomputePolicy& policy) {
@@ -132,6 +172,9 @@ void Model::plan_embedding(const Bounds& bounds, const RecomputePolicy& policy) 
     embedding_->forward(t, slices_, t.sequence().tokens, t.out(x_));
   });
   embed_spec_->always_save(x_);
+  const bool is_snapshot = layers_.empty() || layers_.front()->options().residual.attn_starts_block;
+  if (is_whole_ || (chunks_.front().begin < chunks_.front().end && !is_snapshot))
+    embed_spec_->may_leave(x_);
   embed_spec_->plan(policy);
 }
 
@@ -206,16 +249,20 @@ void Model::plan_tail(const Bounds& bounds, const RecomputePolicy& policy) {
   tail_spec_->plan(policy);
 }
 
-std::vector<std::string> Model::activation_names() const {
+std::vector<const TapeSpec*> Model::tape_specs() const {
   std::vector<const TapeSpec*> specs;
   if (embed_spec_) specs.push_back(embed_spec_.get());
   for (const auto& layer : layers_)
     specs.push_back(&layer->tape_spec());
   if (tail_spec_) specs.push_back(tail_spec_.get());
   if (mtp_) mtp_->add_specs(specs);
+  return specs;
+}
+
+std::vector<std::string> Model::activation_names() const {
   std::vector<std::string> names;
   std::set<std::string> seen;
-  for (const TapeSpec* spec : specs) {
+  for (const TapeSpec* spec : tape_specs()) {
     for (const TapeSpec::Activation& a : spec->activations()) {
       if (!a.is_input && seen.insert(a.name).second) names.push_back(a.name);
     }
@@ -223,16 +270,51 @@ std::vector<std::string> Model::activation_names() const {
   return names;
 }
 
+std::vector<std::string> Model::chosen_names() const {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const TapeSpec* spec : tape_specs()) {
+    for (const TapeSpec::Step& step : spec->steps()) {
+      if (step.kind != StepKind::chooses) continue;
+      for (const ActId id : step.writes) {
+        const std::string& name = spec->activations()[static_cast<std::size_t>(id.index)].name;
+        if (seen.insert(name).second) names.push_back(name);
+      }
+    }
+  }
+  return names;
+}
+
+std::size_t Model::mtp_gradient_bytes() const {
+  if (!keeps_mtp_gradient_) return 0;
+  constexpr std::size_t kAlign = 256;
+  const auto elements = static_cast<std::size_t>(own_tokens_ * options_.hidden);
+  return (elements * byte_size(precision_.compute) + kAlign - 1) / kAlign * kAlign;
+}
+
 std::size_t Model::slot_bytes(int i) const {
   const Chunk& c = chunk(i);
-  std::size_t bytes = c.is_first ? embed_spec_->slot_bytes() : 0;
+  std::size_t bytes = c.is_first ? embed_spec_->slot_bytes() + mtp_gradient_bytes() : 0;
   for (std::size_t l = c.begin; l < c.end; ++l)
     bytes += layers_[l]->tape_spec().slot_bytes();
   if (!c.is_last) return bytes;
   return bytes + tail_spec_->slot_bytes() + (mtp_ ? mtp_->slot_bytes() : 0);
 }
 
-Model::MicroBatch Model::make_micro_batch(TensorView slot, int i) const {
+std::vector<std::size_t> Model::offloaded_parts(int i) const {
+  const Chunk& c = chunk(i);
+  std::vector<std::size_t> all;
+  if (c.is_first) all = embed_spec_->offloaded_parts();
+  for (std::size_t l = c.begin; l < c.end; ++l) {
+    const auto& parts = layers_[l]->tape_spec().offloaded_parts();
+    all.insert(all.end(), parts.begin(), parts.end());
+  }
+  return all;
+}
+
+Model::MicroBatch Model::make_micro_batch(TensorView slot,
+                                          int i,
+                                          std::span<const TensorView> offloaded) const {
   MOESAIC_CHECK(slot.bytes() >= slot_bytes(i), "the slot is too small for a micro-batch");
   std::int64_t at = 0;
   const auto next = [&](std::size_t bytes) {
@@ -240,13 +322,27 @@ Model::MicroBatch Model::make_micro_batch(TensorView slot, int i) const {
     at += static_cast<std::int64_t>(bytes);
     return slot.rows(begin, at);
   };
+  const auto parts_of = [&](const TapeSpec& spec) {
+    const std::size_t n = spec.offloaded_parts().size();
+    MOESAIC_CHECK(offloaded.size() >= n, "what is offloaded needs memory of its own");
+    std::vector<TensorView> parts(offloaded.begin(),
+                                  offloaded.begin() + static_cast<std::ptrdiff_t>(n));
+    offloaded = offloaded.subspan(n);
+    return parts;
+  };
   const Chunk& c = chunk(i);
   MicroBatch batch;
   batch.chunk = i;
-  if (c.is_first) batch.embed.emplace(*embed_spec_, next(embed_spec_->slot_bytes()));
+  if (c.is_first)
+    batch.embed.emplace(*embed_spec_, next(embed_spec_->slot_bytes()), parts_of(*embed_spec_));
+  if (c.is_first && keeps_mtp_gradient_) {
+    const TensorView place = next(mtp_gradient_bytes());
+    batch.mtp_gradient = TensorView(
+        place.data(), precision_.compute, {own_tokens_, options_.hidden}, place.device());
+  }
   for (std::size_t l = c.begin; l < c.end; ++l) {
     const TapeSpec& spec = layers_[l]->tape_spec();
-    batch.layers.emplace_back(spec, next(spec.slot_bytes()));
+    batch.layers.emplace_back(spec, next(spec.slot_bytes()), parts_of(spec));
   }
   if (!c.is_last) return batch;
   batch.tail.emplace(*tail_spec_, next(tail_spec_->slot_bytes()));
@@ -264,23 +360,27 @@ Model::Bundle Model::forward_chunk(RunContext& context, MicroBatch& batch, const
   const Chunk& c = chunk(batch.chunk);
   Bundle bundle = in;
   if (c.is_first) {
-    batch.embed->forward(context);
+    visit(context, [&] { batch.embed->forward(context); });
     bundle = {batch.embed->in(x_), {}};
   }
   for (std::size_t l = c.begin; l < c.end; ++l) {
     const PartScope part(context.backend, "layer", numbers_[l]);
-    bundle = layers_[l]->forward(context, batch.layers[l - c.begin], bundle);
+    const LossRow row(context, l);
+    visit(context,
+          [&] { bundle = layers_[l]->forward(context, batch.layers[l - c.begin], bundle); });
   }
   if (!c.is_last) return bundle;
   const PartScope part(context.backend, "head");
+  const LossRow row(context, layers_.size());
   Tape& tail = *batch.tail;
   for (std::size_t i = 0; i < tail_bank_.size(); ++i)
     tail.bind(tail_bank_[i], bundle.bank[i]);
   tail.bind(tail_cur_, bundle.cur);
-  tail.forward(context);
-  if (mtp_ && !context.sequence.mtp_targets.empty()) {
-    mtp_->forward(context, *batch.mtp, tail.in(options_.mtp_post_norm ? n_ : h_));
-  }
+  visit(context, [&] {
+    tail.forward(context);
+    if (mtp_ && !context.sequence.mtp_targets.empty())
+      mtp_->forward(context, *batch.mtp, tail.in(options_.mtp_post_norm ? n_ : h_));
+  });
   return bundle;
 }
 
@@ -294,7 +394,8 @@ void Model::backward_tail(RunContext& context,
   const bool has_mtp = mtp_ && !context.sequence.mtp_targets.empty();
   const TensorView dn = context.transient.take(shape, compute, "d output.normed");
   run(context.backend, Cast{.y = dn, .x = batch.tail->in(dn_)});
-  if (has_mtp && options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dn);
+  if (has_mtp && options_.mtp_post_norm)
+    mtp_->backward(context, *batch.mtp, dn, batch.mtp_gradient);
   const TensorView dh =
       output_mix_.declared() ? context.transient.take(shape, compute, "d output.mixed") : dcur;
   batch.tail->backward(context, [&] {
@@ -307,7 +408,8 @@ void Model::backward_tail(RunContext& context,
                           .weight = w.view(),
                           .inv_rms = t.in(inv_rms_)});
   });
-  if (has_mtp && !options_.mtp_post_norm) mtp_->backward(context, *batch.mtp, dh);
+  if (has_mtp && !options_.mtp_post_norm)
+    mtp_->backward(context, *batch.mtp, dh, batch.mtp_gradient);
   if (!output_mix_.declared()) return;
   batch.tail->backward(context, [&] {
     Tape& t = *batch.tail;
@@ -362,16 +464,26 @@ void Model::backward_chunk(RunContext& context,
   };
   if (c.is_last) {
     const PartScope part(context.backend, "head");
-    backward_tail(context, batch, dcur, dbank);
+    const LossRow row(context, layers_.size());
+    visit(context, [&] { backward_tail(context, batch, dcur, dbank); });
     is_final(layers_.size());
   }
   for (std::size_t l = c.end; l-- > c.begin;) {
     const PartScope part(context.backend, "layer", numbers_[l]);
+    const LossRow row(context, l);
     const auto after = static_cast<std::size_t>(layers_[l]->options().residual.bank_size_after());
-    layers_[l]->backward(context, batch.layers[l - c.begin], dcur, dbank.first(after));
+    visit(context, [&] {
+      layers_[l]->backward(context, batch.layers[l - c.begin], dcur, dbank.first(after));
+    });
     is_final(l);
   }
   if (!c.is_first) return;
+  if (!batch.mtp_gradient.empty() && !context.sequence.mtp_targets.empty()) {
+    batch.embed->backward(context, [&] {
+      embedding_->backward(
+          *batch.embed, slices_, batch.embed->sequence().mtp_tokens, batch.mtp_gradient);
+    });
+  }
   batch.embed->backward(context, [&] {
     embedding_->backward(*batch.embed, slices_, batch.embed->sequence().tokens, dcur);
   });

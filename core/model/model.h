@@ -26,21 +26,34 @@ class Model {
   void plan(const Bounds& bounds, const RecomputePolicy& policy);
   /// The names of all activations that a step writes, each once, in order; after plan().
   std::vector<std::string> activation_names() const;
+  /// Of these, those that a choosing step writes: they are saved whatever the policy.
+  std::vector<std::string> chosen_names() const;
   /// Chunks of this stage, numbered from 0 in the order of the model; 1 for a whole model.
   int num_chunks() const noexcept { return static_cast<int>(chunks_.size()); }
   /// Bytes that one micro-batch in flight keeps between forward and backward of a chunk.
   std::size_t slot_bytes(int chunk = 0) const;
 
+  /// Rows of RunContext::losses where layers have their own: this stage's layers, and what follows them.
+  std::int64_t loss_rows() const noexcept { return static_cast<std::int64_t>(layers_.size()) + 1; }
+
   /// The saved activations of one micro-batch in one chunk.
   struct MicroBatch {
     int chunk = 0;
+    /// Where the MTP module leaves its gradient of the embedding [T, d] until the first chunk's backward adds it, in the
+    /// order of the micro-batches. The first chunk's place for it is lent to the last chunk; empty: added at once.
+    TensorView mtp_gradient;
     std::optional<Tape> embed;  // of the first chunk
     std::vector<Tape> layers;
     std::optional<Tape> tail;  // of the last chunk
     std::unique_ptr<MtpModule::Tapes> mtp;
   };
-  /// `slot` [slot_bytes(chunk)] bytes (u8).
-  MicroBatch make_micro_batch(TensorView slot, int chunk = 0) const;
+  /// Bytes of each tensor of a micro-batch in a chunk that waits in host memory between its uses: the embedding's parts, then
+  /// those of the layers. What follows the layers stays.
+  std::vector<std::size_t> offloaded_parts(int chunk) const;
+  /// `slot` [slot_bytes(chunk)] bytes (u8); `offloaded`: memory for each of the offloaded_parts().
+  MicroBatch make_micro_batch(TensorView slot,
+                              int chunk = 0,
+                              std::span<const TensorView> offloaded = {}) const;
 
   // --- a chunk at a time
   using Bundle = DecoderLayer::Bundle;
@@ -86,13 +99,18 @@ class Model {
   std::vector<MlaAttention*> mla_layers();
   void set_sparse_stage(bool sparse);
 
- private:
   /// A chunk with its layers among those of this stage.
   struct Chunk {
     std::size_t begin = 0, end = 0;
     bool is_first = false, is_last = false;
   };
   const Chunk& chunk(int i) const { return chunks_[static_cast<std::size_t>(i)]; }
+  /// The embedding's offloaded part; -1: there is none.
+  int embedding_part() const { return embed_spec_ ? embed_spec_->part_of(x_) : -1; }
+  const DecoderLayer& layer(std::size_t l) const { return *layers_[l]; }
+
+ private:
+  std::vector<const TapeSpec*> tape_specs() const;
   void declare_embedding(ParameterStore& params, bool is_read_again, const StageShare& share);
   void declare_layers(ParameterStore& params, const StageShare& share);
   void declare_tail(ParameterStore& params);
@@ -114,6 +132,10 @@ class Model {
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   std::vector<std::int64_t> numbers_;  // of the layers, in the whole model
   std::int64_t own_tokens_ = 0;
+  bool is_whole_ = false;  // on one rank, without messages
+  DecoderLayer::Leaving may_leave(std::size_t layer) const;
+  bool keeps_mtp_gradient_ = false;  // for the first chunk's backward
+  std::size_t mtp_gradient_bytes() const;
   std::vector<StorageId> first_storage_;  // of each layer; last, of what follows the layers
   std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<VocabHead> head_;

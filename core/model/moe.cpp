@@ -72,7 +72,7 @@ MoeLayer::MoeLayer(ParameterStore& params, const std::string& prefix, const MoeO
 void MoeLayer::declare_experts_parameters(ParameterStore& params) {
   const std::int64_t f = options_.inner,
                      l = options_.latent > 0 ? options_.latent : options_.hidden;
-  places_ = params.declare_places(options_.experts);
+  places_ = params.declare_places(options_.experts, options_.replicas);
   if (options_.place) {
     average_load_ = params.declare_buffer({.name = prefix_ + "experts.average_load",
                                            .shape = {options_.experts},
@@ -82,6 +82,13 @@ void MoeLayer::declare_experts_parameters(ParameterStore& params) {
                                            .shape = {options_.experts},
                                            .dtype = DType::i32,
                                            .is_optional = true});
+  }
+  if (options_.replicas > 0) {
+    MOESAIC_CHECK(options_.place, "copies of experts follow from averages of their load");
+    copied_by_ = params.declare_buffer({.name = prefix_ + "experts.copied_by",
+                                        .shape = {options_.experts},
+                                        .dtype = precision_.stats,
+                                        .is_optional = true});
   }
   const auto expert = [&](const char* which, std::int64_t rows, std::int64_t cols, int inner) {
     auto s = matrix_spec(prefix_ + "experts.{}." + which + ".weight",

@@ -52,6 +52,7 @@ class MoeLayer : public Module {
   // With MoeOptions::place, for whoever places them:
   BufferId average_load() const noexcept { return average_load_; }  ///< [E]
   BufferId saved_places() const noexcept { return saved_places_; }  ///< i32 [E]
+  BufferId copied_by() const noexcept { return copied_by_; }  ///< [E]; with MoeOptions::replicas
   BufferId frequency() const noexcept {
     return frequency_;
   }  ///< [E], of the previous step (global auxiliary loss)
@@ -238,7 +239,7 @@ class MoeLayer : public Module {
   HostId plan_, expert_rows_;
   std::int64_t further_passes_ = 0;
   StorageId router_, w13_, w2_, latent_down_, latent_norm_, latent_up_;
-  BufferId bias_, counts_, histogram_, frequency_, average_load_, saved_places_;
+  BufferId bias_, counts_, histogram_, frequency_, average_load_, saved_places_, copied_by_;
   PlacesId places_;
   std::unique_ptr<GatedMlp> shared_;
   Activations a_;

@@ -53,7 +53,7 @@ void MoeLayer::declare_sort(TapeSpec& tape, std::size_t chunk) {
 }
 
 std::int64_t MoeLayer::experts_here() const {
-  return params_.members_here(params_.params_of(w2_).front());
+  return params_.places_here(w2_);
 }
 
 // Chunks, further passes and replays of a micro-batch are parts of one visit, with the rows of all of them.

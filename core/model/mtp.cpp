@@ -141,7 +141,10 @@ void MtpModule::forward(RunContext& context, Tapes& tapes, ConstTensorView hidde
   tapes.back.forward(context);
 }
 
-void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) {
+void MtpModule::backward(RunContext& context,
+                         Tapes& tapes,
+                         TensorView dhidden,
+                         TensorView dembedded) {
   const DType compute = precision_.compute;
   const Shape shape = dhidden.shape();
   const TensorView dcur = context.transient.take(shape, compute, "d mtp.out");
@@ -169,7 +172,10 @@ void MtpModule::backward(RunContext& context, Tapes& tapes, TensorView dhidden) 
                           .x = t.in(e_),
                           .weight = we.view(),
                           .inv_rms = t.in(e_inv_rms_)});
-    embedding_.backward(t, slices_, t.sequence().mtp_tokens, de);
+    if (dembedded.empty())
+      embedding_.backward(t, slices_, t.sequence().mtp_tokens, de);
+    else
+      t.run(Cast{.y = dembedded, .x = de});
     t.run(RmsNormBackward{.dx = dhidden,
                           .dweight = t.grad(hnorm_),
                           .dy = dh,

@@ -30,8 +30,12 @@ class MtpModule {
   Tapes make_tapes(TensorView slot) const;
   /// Adds the loss; in training leaves the gradient of its own output in the slot.
   void forward(RunContext& context, Tapes& tapes, ConstTensorView hidden);
-  /// Adds the gradient of `hidden` into dhidden [T, d] (compute type).
-  void backward(RunContext& context, Tapes& tapes, TensorView dhidden);
+  /// Adds the gradient of `hidden` into dhidden [T, d] (compute type). The gradient of the embedded tokens is added to the
+  /// table's, or, where `dembedded` [T, d] (compute type) is not empty, left there.
+  void backward(RunContext& context,
+                Tapes& tapes,
+                TensorView dhidden,
+                TensorView dembedded = TensorView());
   MoeLayer* moe() noexcept { return layer_->moe(); }
   MlaAttention* mla() noexcept { return layer_->mla(); }
 

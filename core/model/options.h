@@ -88,7 +88,8 @@ struct MoeOptions {
   RowFormat rows = RowFormat::plain, gradient_rows = RowFormat::plain;
   double eps = 1e-5;
   double init_std = 0.02;
-  bool place = false;  ///< keeps averages of the load, and the places that they led to
+  bool place = false;         ///< keeps averages of the load, and the places that they led to
+  std::int64_t replicas = 0;  ///< slots of a rank for copies of other ranks' experts; needs place
 };
 
 enum class ResidualKind : std::uint8_t { plain, attention };

@@ -15,8 +15,13 @@ std::size_t at(int i) {
   return static_cast<std::size_t>(i);
 }
 
-pipeline::Kind kind_of(config::PipelineSchedule schedule) {
-  switch (schedule) {
+bool is_vertical(const config::Config& config) {
+  return config.parallel.order == config::LayerOrder::vertical;
+}
+
+pipeline::Kind kind_of(const config::ParallelConfig& parallel) {
+  if (parallel.order == config::LayerOrder::vertical) return pipeline::Kind::vertical;
+  switch (parallel.schedule) {
     case config::PipelineSchedule::one_f_one_b:
       return pipeline::Kind::one_f_one_b;
     case config::PipelineSchedule::interleaved:
@@ -37,10 +42,25 @@ std::int64_t micro_batches_of(const config::Config& config, const config::PhaseE
 // (chunk, micro-batch) pairs of a step. Beyond this a plan takes gigabytes; no machine has such a pipeline.
 constexpr std::int64_t kMaxPairs = 1 << 19;
 
-pipeline::Sizes sizes_of(const config::Config& config, const config::PhaseExtent& phase) {
+int chunks_per_stage(const config::Config& config) {
+  return static_cast<int>(is_vertical(config) ? config.model.num_hidden_layers + 1
+                                              : config.parallel.chunks_per_stage());
+}
+
+// Where the MTP module's experts are loaded from elsewhere, its chunk too passes all micro-batches before it turns round.
+bool turns_at_end(const config::Config& config) {
+  return is_vertical(config) && (config.model.mtp.num_nextn_predict_layers == 0 ||
+                                 config.experts.offload != config::ExpertOffload::full);
+}
+
+pipeline::Sizes sizes_of(const config::Config& config, std::int64_t micro_batches) {
   return {.stages = static_cast<int>(config.parallel.pp),
-          .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
-          .micro_batches = static_cast<int>(micro_batches_of(config, phase))};
+          .chunks = chunks_per_stage(config),
+          .micro_batches = static_cast<int>(micro_batches),
+          .turns_at_end = turns_at_end(config)};
+}
+pipeline::Sizes sizes_of(const config::Config& config, const config::PhaseExtent& phase) {
+  return sizes_of(config, micro_batches_of(config, phase));
 }
 
 /// What one token costs: in all, and of it the products with parameters.
@@ -81,7 +101,13 @@ pipeline::Costs costs_of(const Operations& o, const std::vector<pipeline::LayerR
 }
 
 std::vector<pipeline::LayerRange> layers_of(const config::Config& config, const Operations& o) {
-  const int chunks = static_cast<int>(config.parallel.pp * config.parallel.chunks_per_stage());
+  const int chunks = static_cast<int>(config.parallel.pp) * chunks_per_stage(config);
+  if (is_vertical(config)) {
+    std::vector<pipeline::LayerRange> ranges;
+    for (std::int64_t l = 0; l < chunks; ++l)
+      ranges.push_back({l, std::min(l + 1, config.model.num_hidden_layers)});
+    return ranges;
+  }
   return config.parallel.layers.empty()
              ? pipeline::balance_layers(o.all, chunks)
              : pipeline::given_layers(
@@ -158,9 +184,9 @@ std::int64_t peak_activations(const std::vector<pipeline::Action>& list,
 
 std::vector<config::Finding> pipeline_findings(const config::Config& config) {
   const config::ParallelConfig& parallel = config.parallel;
-  if (parallel.pp == 1) return {};
+  if (!has_schedule(config)) return {};
   const std::int64_t layers = config.model.num_hidden_layers,
-                     chunks = parallel.pp * parallel.chunks_per_stage();
+                     chunks = parallel.pp * chunks_per_stage(config);
   const std::vector<std::string> sizes{
       "parallel.pp", "parallel.chunks", "parallel.schedule", "model.num_hidden_layers"};
   for (const config::PhaseExtent& phase : config::phase_extents(config)) {
@@ -174,9 +200,10 @@ std::vector<config::Finding> pipeline_findings(const config::Config& config) {
                        micro_batches,
                        kMaxPairs)}};
   }
+  if (is_vertical(config)) return {};
   const config::PhaseExtent first = config::phase_extents(config).front();
   if (const std::string problem =
-          pipeline::size_problem(kind_of(parallel.schedule), sizes_of(config, first));
+          pipeline::size_problem(kind_of(parallel), sizes_of(config, first));
       !problem.empty())
     return {{{"parallel.chunks", "parallel.schedule", "parallel.pp"}, problem}};
   if (!parallel.layers.empty()) {
@@ -201,8 +228,9 @@ std::vector<config::Finding> pipeline_findings(const config::Config& config) {
 }
 
 StageShare PipelineLayout::share(int stage) const {
-  if (placement.stages() == 1) return {};
+  if (placement.num_chunks() == 1) return {};
   StageShare share;
+  share.is_vertical = placement.stages() == 1;
   for (const int c : placement.chunks_of(stage))
     share.chunks.push_back({chunks[at(c)], c == 0, c + 1 == placement.num_chunks()});
   return share;
@@ -227,7 +255,7 @@ pipeline::BundlePlan PipelineLayout::bundles(const ModelOptions& options,
 }
 
 PipelineLayout pipeline_layout(const config::Config& config) {
-  if (config.parallel.pp == 1) {
+  if (!has_schedule(config)) {
     return {.placement = {pipeline::Placement::Form::loop, 1, 1},
             .chunks = {{0, config.model.num_hidden_layers}}};
   }
@@ -241,24 +269,21 @@ PipelineLayout pipeline_layout(const config::Config& config) {
 }
 
 StageShare stage_share(const config::Config& config, const MeshPosition& position) {
-  if (position.extent(Axis::pp) == 1) return {};
+  if (position.extent(Axis::pp) == 1 && !is_vertical(config)) return {};
   return pipeline_layout(config).share(position.coordinate(Axis::pp));
 }
 
 pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches) {
-  return pipeline::make_schedule(
-      kind_of(config.parallel.schedule),
-      {.stages = static_cast<int>(config.parallel.pp),
-       .chunks = static_cast<int>(config.parallel.chunks_per_stage()),
-       .micro_batches = static_cast<int>(std::max<std::int64_t>(1, micro_batches))});
+  return pipeline::make_schedule(kind_of(config.parallel),
+                                 sizes_of(config, std::max<std::int64_t>(1, micro_batches)));
 }
 
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
                                                const ModelPlan& plan) {
-  if (config.parallel.pp == 1) return std::nullopt;
+  if (!has_schedule(config)) return std::nullopt;
   const ModelOptions options = model_options(config);
   const std::vector<config::PhaseExtent> extents = config::phase_extents(config);
-  const pipeline::Kind kind = kind_of(config.parallel.schedule);
+  const pipeline::Kind kind = kind_of(config.parallel);
   const auto operations_of = [&](std::size_t phase) {
     return operations(
         plan, options, extents[phase].sequence_length, plan.phases[phase].dense_warmup);

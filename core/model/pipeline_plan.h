@@ -40,7 +40,7 @@ struct PipelinePhase {
   double bubble = 0;                ///< share of idle time, by the costs of the phase
 };
 
-/// How a pipeline would run: layers, schedule, idle time, memory. All but `phases` is about the phase with the most
+/// How a pipeline, or the vertical order, would run: layers, schedule, idle time, memory. All but `phases` is about the phase with the most
 /// operations, for which the layers are balanced; weights do not move between stages from phase to phase.
 struct PipelinePlan {
   pipeline::Schedule schedule;
@@ -55,8 +55,14 @@ struct PipelinePlan {
   std::size_t main_phase = 0;
 };
 
-/// What is wrong with the pipeline of a configuration (parallel.pp above 1): sizes that the schedule does not have,
-/// chunks without layers, a list of layers that does not fit. Empty for one stage.
+/// Whether a rank's step follows a schedule over chunks: a pipeline's, or the vertical order, which is one over chunks of
+/// one layer each; the last of them holds what follows the layers.
+inline bool has_schedule(const config::Config& config) {
+  return config.parallel.pp > 1 || config.parallel.order == config::LayerOrder::vertical;
+}
+
+/// What is wrong with the schedule of a configuration: sizes that it does not have, chunks without layers, a list of layers
+/// that does not fit. Empty without a schedule.
 std::vector<config::Finding> pipeline_findings(const config::Config& config);
 
 /// Where the chunks of a model lie; the same on all ranks and in all phases.
@@ -64,7 +70,7 @@ struct PipelineLayout {
   pipeline::Placement placement{pipeline::Placement::Form::loop, 1, 1};
   std::vector<pipeline::LayerRange> chunks;  ///< of the whole model, in order
 
-  /// What a stage holds; the whole model when there is one stage.
+  /// What a stage holds; without a schedule the whole model.
   StageShare share(int stage) const;
   /// What crosses the boundaries for micro-batches of `tokens` tokens.
   pipeline::BundlePlan bundles(const ModelOptions& options,
@@ -73,13 +79,13 @@ struct PipelineLayout {
 };
 /// For a configuration without pipeline_findings().
 PipelineLayout pipeline_layout(const config::Config& config);
-/// What a rank holds of the model; all of it without a layout, whatever the configuration says.
+/// What a rank holds of the model, in chunks.
 StageShare stage_share(const config::Config& config, const MeshPosition& position);
 /// The schedule of a step of `micro_batches` micro-batches.
 pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches);
 
-/// Plans the pipeline of a configuration without pipeline_findings(); `plan` is its make_plan(). Nothing for one stage. An
-/// empty parallel.dp counts as 1.
+/// Plans the pipeline of a configuration without pipeline_findings(); `plan` is its make_plan(). Nothing without a schedule.
+/// An empty parallel.dp counts as 1.
 ///
 /// Costs: forward of a layer is 2 x its active parameters and the core of its attention; backward is twice that, of which
 /// gradients of weights are 2 x the active parameters.

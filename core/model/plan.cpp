@@ -295,14 +295,18 @@ ModelPlan make_plan(const config::Config& config) {
   plan.training_flops = times(3, plan.forward_flops);
   if (options.mtp) plan.mtp_flops = mtp_flops(plan, options, plan.sequence_length);
 
-  Activations activations(model, recompute_policy(config.activations));
+  plan.findings = phase_findings(params, config.train);
+  const auto recompute = recompute_findings(model, config.activations);
+  plan.findings.insert(plan.findings.end(), recompute.begin(), recompute.end());
+  // With patterns that cannot be kept, sizes are those of none.
+  RecomputePolicy policy =
+      recompute.empty() ? recompute_policy(config.activations) : RecomputePolicy();
+  policy.offload = {};  // all that is kept counts, wherever it is
+  Activations activations(model, policy);
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
   for (std::size_t l = 0; plan.activation_bytes && l < plan.layers.size(); ++l)
     plan.layers[l].activation_bytes =
         static_cast<std::int64_t>(model.layers()[l]->tape_spec().slot_bytes());
-  plan.findings = phase_findings(params, config.train);
-  for (config::Finding& f : recompute_findings(model, config.activations))
-    plan.findings.push_back(std::move(f));
   const Bytes bytes(config.optimizer, params);
   std::vector<bool> ever_trained(params.params().size(), false);
   for (const config::PhaseExtent& extent : config::phase_extents(config)) {

@@ -95,7 +95,7 @@ struct ModelPlan {
 };
 
 /// Plans a configuration that passed its checks. run.device `auto` counts as a GPU. Throws
-/// UsageError when a count does not fit 64 bits or activations.recompute names what must be saved.
+/// UsageError when a count does not fit 64 bits.
 ModelPlan make_plan(const config::Config& config);
 
 /// Operations of one token in forward that are not products with parameters, in a layer that stands alone in `options`:

@@ -13,6 +13,8 @@ struct StageShare {
     bool is_first = false, is_last = false;  ///< of all chunks of the model
   };
   std::vector<Chunk> chunks;  ///< in the order of the model; none: the whole model
+  /// Micro-batches pass chunk by chunk, all of them (parallel.order: vertical).
+  bool is_vertical = false;
 
   bool has_first() const { return chunks.empty() || chunks.front().is_first; }
   bool has_last() const { return chunks.empty() || chunks.back().is_last; }

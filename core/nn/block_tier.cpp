@@ -38,6 +38,14 @@ std::unique_ptr<tiers::CachePolicy> first_policy(const BlockTier::Options& o,
              : tiers::make_lru_policy();
 }
 
+// Which of the blocks are `some`, spread evenly.
+std::vector<std::uint8_t> spread(std::int64_t some, std::int64_t blocks) {
+  std::vector<std::uint8_t> chosen;
+  for (std::int64_t b = 0; b < blocks; ++b)
+    chosen.push_back((b + 1) * some / blocks > b * some / blocks ? 1 : 0);
+  return chosen;
+}
+
 std::string file_name(const BlockTier::Options& o) {
   std::string name = o.group + "-" + o.kind;
   std::replace_if(
@@ -50,42 +58,58 @@ std::string file_name(const BlockTier::Options& o) {
 BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device device, bool pretend)
     : options_(std::move(options)), layout_(options_.sections), device_(device) {
   Options& o = options_;
-  MOESAIC_CHECK(o.in_file >= 0 && o.in_file <= o.blocks,
-                fmt::format("{} of {} {} in the file", o.in_file, o.blocks, name()));
+  MOESAIC_CHECK(o.in_file >= 0 && o.on_device >= 0 && o.in_file + o.on_device <= o.blocks,
+                fmt::format("{} of {} {} in the file and {} on the device",
+                            o.in_file,
+                            o.blocks,
+                            name(),
+                            o.on_device));
   if (pretend) return;
-  if (o.slots < DeviceCache::kMinSlots) {
+  if (passing_slots() < (passing_blocks() > 0 ? DeviceCache::kMinSlots : 0)) {
     throw ResourceError(
         fmt::format("{} slots of {} bytes on the device for the experts' {}; at least {} are "
                     "needed: raise memory.device_budget or experts.device_cache",
-                    o.slots,
+                    passing_slots(),
                     layout_.bytes(layout_.all()),
                     name(),
                     DeviceCache::kMinSlots));
   }
   HomeTiers::Options homes{
       .staging_slots = o.staging_slots, .device = device, .poison = all.poison};
-  homes.in_file.assign(static_cast<std::size_t>(o.blocks - o.in_file), 0);
-  homes.in_file.resize(static_cast<std::size_t>(o.blocks), 1);
+  homes.on_device = spread(o.on_device, o.blocks);
+  homes.in_file.assign(static_cast<std::size_t>(o.blocks), 0);
+  std::int64_t left = o.in_file;
+  for (tiers::Block b = o.blocks; left > 0 && b-- > 0;) {
+    const auto at = static_cast<std::size_t>(b);
+    if (homes.on_device[at] != 0) continue;
+    homes.in_file[at] = 1;
+    --left;
+  }
   homes.file.file = {.folder = all.folder, .rank = all.rank, .name = file_name(o)};
   homes.file.verify_reads = all.verify_reads;
   homes.file.name = o.name_of_block;
   homes.io = all.io;
   homes_ = std::make_unique<HomeTiers>(layout_, std::move(homes));
-  cache_ =
-      std::make_unique<DeviceCache>(*homes_,
-                                    DeviceCache::Options{.name = "experts' " + name(),
-                                                         .range = layout_.all(),
-                                                         .slots = o.slots,
-                                                         .transit = transit_of(o.slots, o.blocks),
-                                                         .device = device,
-                                                         .mode = all.stream_mode,
-                                                         .poison = all.poison},
-                                    first_policy(o, all));
+  cache_ = std::make_unique<DeviceCache>(
+      *homes_,
+      DeviceCache::Options{.name = "experts' " + name(),
+                           .range = layout_.all(),
+                           .slots = o.slots,
+                           .transit = transit_of(passing_slots(), passing_blocks()),
+                           .device = device,
+                           .mode = all.stream_mode,
+                           .poison = all.poison},
+      first_policy(o, all));
+  if (o.on_device == 0) return;
+  std::uint64_t most = 0;
+  for (const tiers::Section& section : layout_.sections())
+    most = std::max(most, section.bytes);
+  staging_ = make_host_buffer(most, device, "experts' staging, host");
 }
 
 std::int64_t BlockTier::at_once() const {
   return fits() ? options_.blocks
-                : std::max<std::int64_t>(1, transit_of(options_.slots, options_.blocks) / 2);
+                : std::max<std::int64_t>(1, transit_of(passing_slots(), passing_blocks()) / 2);
 }
 
 TensorView BlockTier::slot(std::int64_t slot, int section, DType dtype, Shape shape) const {
@@ -101,15 +125,78 @@ std::size_t BlockTier::device_bytes() const {
 }
 
 std::size_t BlockTier::host_bytes() const {
-  const auto pool = [&](std::int64_t slots) {
-    return tiers::HostPool::bytes_for({.slot_bytes = layout_.stride(), .slots = slots});
-  };
-  return pool(options_.blocks - options_.in_file) +
-         (options_.in_file > 0 ? pool(options_.staging_slots) : 0);
+  return tiers::HomeTiers::host_bytes_for(
+      layout_, passing_blocks(), options_.in_file, options_.staging_slots);
 }
 
 std::size_t BlockTier::file_bytes() const {
   return options_.in_file > 0 ? tiers::ScratchFile::bytes_for(layout_, options_.in_file) : 0;
+}
+
+void BlockTier::with_host(tiers::Block block,
+                          int section,
+                          DType dtype,
+                          Shape shape,
+                          MemberAccess access,
+                          const std::function<void(TensorView)>& work) const {
+  if (homes_->lives_on_device(block)) return with_slot(block, section, dtype, shape, access, work);
+  with_home(block, section, dtype, shape, access, work);
+}
+
+void BlockTier::with_home(tiers::Block block,
+                          int section,
+                          DType dtype,
+                          Shape shape,
+                          MemberAccess access,
+                          const std::function<void(TensorView)>& work) const {
+  const tiers::SectionRange range{section, 1};
+  cache_->write_back(block);
+  using Contents = HomeTiers::Contents;
+  const HomeTiers::Lease lease = homes_->lease(
+      block, range, access == MemberAccess::replace ? Contents::replaced : Contents::needed);
+  const bool changes = access != MemberAccess::read;
+  try {
+    for (const Event& e : lease.pending)
+      if (!e.reached()) e.wait_on_host();
+    work(TensorView(lease.image + layout_.section(section).offset, dtype, shape, kCpu));
+  } catch (...) {
+    homes_->release(block, range, std::nullopt);
+    throw;
+  }
+  homes_->release(block, range, changes ? std::optional(range) : std::nullopt);
+  if (changes) cache_->discard(block);
+}
+
+// Through a copy: the slot is the only place.
+void BlockTier::with_slot(tiers::Block block,
+                          int section,
+                          DType dtype,
+                          Shape shape,
+                          MemberAccess access,
+                          const std::function<void(TensorView)>& work) const {
+  Stream& stream = cache_->write_stream();
+  const auto how = access == MemberAccess::read ? tiers::Access::read : tiers::Access::write;
+  const std::int64_t number = cache_->acquire(
+      block,
+      how,
+      stream,
+      cache_->holds(block) ? DeviceCache::Contents::loaded : DeviceCache::Contents::replaced);
+  const TensorView there = slot(number, section, dtype, shape), here = staging_.view(shape, dtype);
+  try {
+    if (access != MemberAccess::replace) copy_tensor(here, there, stream);
+    stream.synchronize();
+    work(here);
+    if (how == tiers::Access::write) copy_tensor(there, here, stream);
+  } catch (...) {
+    cache_->release(block, how, stream);
+    throw;
+  }
+  cache_->release(
+      block,
+      how,
+      stream,
+      how == tiers::Access::write ? std::optional(tiers::SectionRange{section, 1}) : std::nullopt);
+  stream.synchronize();
 }
 
 TierCounters BlockTier::counters() const {

@@ -18,7 +18,7 @@ class BlockTier {
   struct Options {
     std::string group, kind;  ///< TierGroup::name; "weights", "gradients", "states"
     std::vector<tiers::RecordLayout::Part> sections;
-    std::int64_t blocks = 0, in_file = 0, staging_slots = 0, slots = 0;
+    std::int64_t blocks = 0, in_file = 0, on_device = 0, staging_slots = 0, slots = 0;
     std::vector<double> weights;  ///< of blocks, for TierPolicy::fixed
     std::function<std::string(tiers::Block)> name_of_block;
   };
@@ -33,6 +33,14 @@ class BlockTier {
   std::int64_t at_once() const;
   bool is_weights() const { return options_.kind == "weights"; }
   bool fits() const { return options_.slots >= options_.blocks; }
+  /// Calls `work` with a section of a block in host memory, wherever the block lives, and waits for all that concerns it. What
+  /// is changed or replaced becomes the value everywhere.
+  void with_host(tiers::Block block,
+                 int section,
+                 DType dtype,
+                 Shape shape,
+                 MemberAccess access,
+                 const std::function<void(TensorView)>& work) const;
   /// Section of a slot; section of all slots.
   TensorView slot(std::int64_t slot, int section, DType dtype, Shape shape) const;
   TensorView slots(int section, DType dtype, Shape of_slot) const;
@@ -48,6 +56,22 @@ class BlockTier {
   TierCounters counters() const;
 
  private:
+  /// The slots that blocks do not have for good.
+  std::int64_t passing_slots() const { return options_.slots - options_.on_device; }
+  std::int64_t passing_blocks() const { return options_.blocks - options_.on_device; }
+  void with_home(tiers::Block block,
+                 int section,
+                 DType dtype,
+                 Shape shape,
+                 MemberAccess access,
+                 const std::function<void(TensorView)>& work) const;
+  void with_slot(tiers::Block block,
+                 int section,
+                 DType dtype,
+                 Shape shape,
+                 MemberAccess access,
+                 const std::function<void(TensorView)>& work) const;
+
   Options options_;
   tiers::RecordLayout layout_;
   Device device_;
@@ -55,6 +79,7 @@ class BlockTier {
   std::size_t used_ = 0, read_ = 0;  // of those
   std::unique_ptr<tiers::HomeTiers> homes_;
   std::unique_ptr<tiers::DeviceCache> cache_;
+  Buffer staging_;  ///< on the host, of one section of a block that lives on the device
 };
 
 /// Blocks in use for work on a stream. What is still in use at the end of the scope counts as not changed (the work was not

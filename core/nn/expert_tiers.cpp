@@ -1,6 +1,8 @@
 #include "core/nn/expert_tiers.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,7 +23,23 @@ std::vector<double> even_weights(const TierGroup& group, bool of_states) {
   return weights;
 }
 
+// Length of the slot tables, and how many: as many as several passes over all members need, so that the host can be far
+// ahead.
+std::pair<std::int64_t, std::int64_t> sizes_of_tables(std::span<const TierGroup> groups) {
+  std::int64_t length = 0, blocks = 0;
+  for (const TierGroup& g : groups) {
+    length = std::max(length, g.members);
+    blocks += g.blocks();
+  }
+  return {length, std::clamp<std::int64_t>(4 * blocks / length, 64, 1024)};
+}
+
 }  // namespace
+
+std::size_t slot_table_bytes(std::span<const TierGroup> groups) {
+  const auto [length, tables] = sizes_of_tables(groups);
+  return SlotTables::bytes_for(length, tables);
+}
 
 std::size_t TierGroup::state_bytes() const {
   std::size_t bytes = 0;
@@ -91,6 +109,7 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
                                                        .sections = {{"weight", about.weight_bytes}},
                                                        .blocks = about.blocks(),
                                                        .in_file = o.weights_in_file,
+                                                       .on_device = o.weights_on_device,
                                                        .staging_slots = o.staging_slots,
                                                        .slots = o.weight_slots,
                                                        .weights = even_weights(about, false),
@@ -106,6 +125,7 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
                            .kind = "gradients",
                            .sections = {{"gradient", about.gradient_bytes}},
                            .blocks = about.blocks(),
+                           .on_device = o.gradients_on_device,
                            .slots = o.gradient_slots,
                            .weights = even_weights(about, false),
                            .name_of_block = name_of_block},
@@ -123,6 +143,7 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
                             .kind = "states",
                             .blocks = first,
                             .in_file = o.states_in_file,
+                            .on_device = o.states_on_device,
                             .staging_slots = o.staging_slots,
                             .slots = o.state_slots,
                             .weights = even_weights(about, true)};
@@ -136,14 +157,8 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
   group.states = std::make_unique<BlockTier>(std::move(states), options, device, pretend);
 }
 
-// As many as several passes over all members need, so that the host can be far ahead.
 void ExpertTiers::Impl::make_tables() {
-  std::int64_t blocks = 0;
-  for (const TierGroup& g : groups) {
-    table_length = std::max(table_length, g.members);
-    blocks += g.blocks();
-  }
-  table_count = std::clamp<std::int64_t>(4 * blocks / table_length, 64, 1024);
+  std::tie(table_length, table_count) = sizes_of_tables(groups);
   if (!pretend) tables.emplace(table_length, table_count, device);
 }
 
@@ -247,6 +262,57 @@ std::vector<MemoryUse> ExpertTiers::file_use() const {
         use.push_back({"experts' " + tier->name(), tier->file_bytes()});
   }
   return use;
+}
+
+namespace {
+
+// Adds sign x the figures.
+void add(TierCounters& to, const TierCounters& more, std::int64_t sign) {
+  const auto n = static_cast<std::uint64_t>(sign);  // wraps as it should
+  tiers::DeviceCache::Counters& c = to.cache;
+  const tiers::DeviceCache::Counters& m = more.cache;
+  c.uses += n * m.uses;
+  c.hits += n * m.hits;
+  c.loads += n * m.loads;
+  c.drops += n * m.drops;
+  c.prefetches += n * m.prefetches;
+  c.passed += n * m.passed;
+  c.write_backs += n * m.write_backs;
+  c.bytes_up += n * m.bytes_up;
+  c.bytes_down += n * m.bytes_down;
+  to.file_bytes_read += n * more.file_bytes_read;
+  to.file_bytes_written += n * more.file_bytes_written;
+  to.host_waits += n * more.host_waits;
+  to.host_wait_seconds += static_cast<double>(sign) * more.host_wait_seconds;
+}
+
+}  // namespace
+
+TierCounters& TierCounters::operator+=(const TierCounters& more) {
+  add(*this, more, 1);
+  return *this;
+}
+
+TierCounters ExpertTiers::Impl::sum_of(const Group& group) const {
+  TierCounters sum;
+  for (const BlockTier* tier : {group.weights.get(), group.gradients.get(), group.states.get()})
+    if (tier != nullptr && !pretend) sum += tier->counters();
+  return sum;
+}
+
+ExpertTiers::Impl::Call::~Call() {
+  TierCounters now = impl_.sum_of(group_);
+  add(now, before_, -1);
+  impl_.of_storage[id_.index] += now;
+}
+
+TierCounters ExpertTiers::counters_of(StorageId id) const {
+  const auto found = impl_->of_storage.find(id.index);
+  return found != impl_->of_storage.end() ? found->second : TierCounters();
+}
+
+void ExpertTiers::observe(Observer observer) {
+  impl_->observer = std::move(observer);
 }
 
 std::vector<TierCounters> ExpertTiers::counters() const {

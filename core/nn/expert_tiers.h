@@ -39,6 +39,10 @@ struct TierGroup {
   std::size_t state_bytes() const;
 };
 
+/// Bytes of the tables by which kernels find the slots of offloaded weights and gradients, on the device and once more in
+/// host memory.
+std::size_t slot_table_bytes(std::span<const TierGroup> groups);
+
 /// How many slots, and what lives in the file.
 struct TierGroupOptions {
   std::int64_t weight_slots = 0, gradient_slots = 0,
@@ -46,6 +50,8 @@ struct TierGroupOptions {
   std::int64_t weights_in_file =
       0;  ///< blocks, from the last one on; the others live in host memory
   std::int64_t states_in_file = 0;
+  /// Blocks that live on the device alone, spread evenly; each has one of the slots above for good, and no home elsewhere.
+  std::int64_t weights_on_device = 0, gradients_on_device = 0, states_on_device = 0;
   std::int64_t staging_slots =
       0;  ///< of host memory, each for weights and states, where some live in the file
 };
@@ -85,7 +91,7 @@ struct MemberPart {
   int state = 0;  ///< of `state`: which kind
 };
 
-/// What a cache and its homes did so far.
+/// What a cache and its homes did so far; all kinds together where it is about one storage.
 struct TierCounters {
   std::string group;  ///< TierGroup::name
   std::string kind;   ///< "weights", "gradients", "states"
@@ -93,6 +99,7 @@ struct TierCounters {
   std::uint64_t file_bytes_read = 0, file_bytes_written = 0;
   std::uint64_t host_waits = 0;  ///< for copies of blocks, or for the file
   double host_wait_seconds = 0;
+  TierCounters& operator+=(const TierCounters& more);  ///< figures alone
 };
 
 /// Homes and caches of the experts of one rank. Weights: homes of all members here, in host memory or in the file, and a cache
@@ -160,6 +167,11 @@ class ExpertTiers {
   /// Waits until all homes have what was changed of weights and states.
   void flush();
   std::vector<TierCounters> counters() const;
+  /// What the calls about a storage did, with what they made room for.
+  TierCounters counters_of(StorageId id) const;
+  /// Called with every visit of weights(), before its members are brought; empty ends it.
+  using Observer = std::function<void(StorageId, const MemberVisit&)>;
+  void observe(Observer observer);
 
   /// Of this rank: device memory by tag; bytes of pinned or ordinary host memory; bytes of the file.
   std::vector<MemoryUse> device_use() const;

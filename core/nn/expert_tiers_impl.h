@@ -86,6 +86,25 @@ struct ExpertTiers::Impl {
   std::optional<SlotTables> tables;
   Buffer zeros;  ///< what a gradient without a value is read as
   bool schedule_has_updates = true;
+  Observer observer;
+  std::unordered_map<std::int32_t, TierCounters> of_storage;  ///< what the calls about it did
+  TierCounters sum_of(const Group& group) const;
+
+  /// A call about a storage: what its tiers do meanwhile is counted for it.
+  class Call {
+   public:
+    Call(Impl& impl, StorageId id, const Group& group)
+        : impl_(impl), id_(id), group_(group), before_(impl.sum_of(group)) {}
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    Impl& impl_;
+    StorageId id_;
+    const Group& group_;
+    TierCounters before_;
+  };
 };
 
 }  // namespace moesaic

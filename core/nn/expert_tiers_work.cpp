@@ -67,6 +67,8 @@ void ExpertTiers::weights(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
+  if (impl_->observer) impl_->observer(id, visit);
+  const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->weights;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   std::vector<tiers::Block> blocks;
@@ -111,6 +113,7 @@ void ExpertTiers::gradients(StorageId id,
                  impl_->pretended({about.members, about.rows, about.cols}, dtype),
                  impl_->pretended({about.members}, DType::i32)});
   }
+  const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   if (!visit.outside) {
@@ -280,6 +283,7 @@ void ExpertTiers::with_members(StorageId id,
     tensors.assign(members.size(), impl_->pretended_member(place, access));
     return work(tensors);
   }
+  const Impl::Call call(*impl_, id, *place.group);
   BlockPins pins(stream);
   for (const std::int64_t m : members) {
     MOESAIC_CHECK(m >= 0 && m < place.about->members,
@@ -320,24 +324,10 @@ void ExpertTiers::with_host(StorageId id,
   const auto found = std::find_if(
       sections.begin(), sections.end(), [&](const auto& s) { return s.name == section; });
   MOESAIC_CHECK(found != sections.end(), "'" + about.name + "' keeps no " + section);
-  const tiers::SectionRange range{static_cast<int>(found - sections.begin()), 1};
+  const auto number = static_cast<int>(found - sections.begin());
   const DType dtype = is_weight ? about.weight_dtype : impl_->state_dtype(section);
 
-  tier->cache().write_back(block);
-  using Contents = tiers::HomeTiers::Contents;
-  const tiers::HomeTiers::Lease lease = tier->homes().lease(
-      block, range, access == MemberAccess::replace ? Contents::replaced : Contents::needed);
-  const bool changes = access != MemberAccess::read;
-  try {
-    for (const Event& e : lease.pending)
-      if (!e.reached()) e.wait_on_host();
-    work(TensorView(lease.image + found->offset, dtype, {about.rows, about.cols}, kCpu));
-  } catch (...) {
-    tier->homes().release(block, range, std::nullopt);
-    throw;
-  }
-  tier->homes().release(block, range, changes ? std::optional(range) : std::nullopt);
-  if (changes) tier->cache().discard(block);
+  tier->with_host(block, number, dtype, {about.rows, about.cols}, access, work);
 }
 
 void ExpertTiers::flush() {

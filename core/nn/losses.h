@@ -15,6 +15,12 @@ enum class Loss : int {
 };
 constexpr int kNumLosses = static_cast<int>(Loss::count_);
 
+/// The accumulators of one layer, or of what follows the layers: row `row` of [rows, kNumLosses], so that each sum is formed
+/// in the order of the micro-batches whatever the order of the layers. Without rows, one for all.
+inline TensorView loss_row(const TensorView& losses, std::int64_t row) {
+  return losses.rank() < 2 ? losses : losses.rows(row, row + 1).reshaped({kNumLosses});
+}
+
 inline TensorView loss_slot(const TensorView& losses, Loss which) {
   const int i = static_cast<int>(which);
   return losses.empty() ? TensorView() : losses.rows(i, i + 1);

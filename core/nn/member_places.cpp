@@ -14,7 +14,7 @@ bool is_in_order(std::span<const std::int32_t> places) {
 
 }  // namespace
 
-PlacesId ParameterStore::declare_places(std::int64_t members) {
+PlacesId ParameterStore::declare_places(std::int64_t members, std::int64_t copy_slots) {
   MOESAIC_CHECK(!sealed_, "declarations come before seal()");
   const std::int64_t ranks = position_.extent(Axis::ep), here = members / ranks;
   Places p;
@@ -24,6 +24,9 @@ PlacesId ParameterStore::declare_places(std::int64_t members) {
   std::iota(p.members_here.begin(),
             p.members_here.end(),
             static_cast<std::int32_t>(here * position_.coordinate(Axis::ep)));
+  if (copy_slots > 0 && ranks > 1)
+    p.copies =
+        no_copies(p.of_member, static_cast<int>(ranks), static_cast<std::int32_t>(copy_slots));
   places_.push_back(std::move(p));
   return {static_cast<std::int32_t>(places_.size() - 1)};
 }
@@ -101,7 +104,11 @@ void ParameterStore::set_places(PlacesId id, std::span<const std::int32_t> place
   auto* host = p.host.as<std::int32_t>();
   std::copy(places.begin(), places.end(), host);
   std::copy(p.members_here.begin(), p.members_here.end(), host + all);
-  p.on_device = in_order ? TensorView() : p.table.rows(0, all);
+  if (p.copies.slots > 0) {
+    p.copies = no_copies(p.of_member, p.copies.ranks, p.copies.slots);
+  } else {
+    p.on_device = in_order ? TensorView() : p.table.rows(0, all);
+  }
   p.numbers = in_order ? TensorView() : p.table.rows(all, all + here);
   std::int64_t begin = all + here;
   for (const StorageId s : storages_by(id)) {

@@ -10,8 +10,9 @@ namespace moesaic {
 
 /// Some members of a family, next to each other, whose slots of a storage are on the device at once.
 struct MemberRun {
-  std::int64_t begin = 0, end = 0;  ///< members of this rank
-  TensorView slots;  ///< [slots, rows, cols]: weights (only read), or gradients (added to)
+  std::int64_t begin = 0,
+               end = 0;  ///< members of this rank; those behind the last one are slots for copies
+  TensorView slots;      ///< [slots, rows, cols]: weights (only read), or gradients (added to)
   ConstTensorView slot_of_member;  ///< i32 [end - begin]; of members without rows any slot
 };
 

@@ -155,6 +155,7 @@ std::vector<MemoryUse> ParameterStore::memory_use() const {
                              {"master weights", master_memory_.bytes()},
                              {"gradients", grad_memory_.bytes()},
                              {"expert slots", slot_memory_.bytes() + places_memory_.bytes()},
+                             {"expert replicas", copies_memory_.bytes() + turns_memory_.bytes()},
                              {"persistent buffers", buffer_memory_.bytes()}};
   if (tiers_ != nullptr) {
     const std::vector<MemoryUse> tiered = tiers_->device_use();
@@ -281,6 +282,7 @@ void ParameterStore::seal(Device device, std::span<const char> ever_trained) {
   }
 
   allocate_places();
+  allocate_copies();
 
   std::size_t buffer_bytes = 0;
   for (const auto& b : buffers_)
@@ -345,6 +347,7 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
     copy_tensor(s.slots, host, stream);
     stream.synchronize();
   }
+  initialize_copies(stream);
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     if (buffers_[i].initial == 0) {
       zero_tensor(buffer_views_[i], stream);
@@ -357,6 +360,12 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
 
 WeightLease ParameterStore::acquire(StorageId id, Stream&) const {
   return WeightLease(resident_weights(id).weight);
+}
+
+bool ParameterStore::wants_member_rows() const {
+  return run_limit_ > 0 || std::any_of(storages_.begin(), storages_.end(), [](const Storage& s) {
+           return s.tiered_weights;
+         });
 }
 
 bool ParameterStore::has_gradient(StorageId id) const {
@@ -377,17 +386,20 @@ ConstTensorView ParameterStore::slot_of_member(StorageId id) const {
 // Runs of members that have rows, all in their slots.
 void ParameterStore::in_runs(const Storage& s,
                              const TensorView& slots,
+                             const TensorView& copies,
                              const MemberVisit& visit,
                              const MemberWork& work) const {
-  if (run_limit_ == 0) return work({0, s.members, slots, s.slots});
   std::vector<MemberRun> runs;
-  for (std::int64_t m = 0; m < s.members; ++m) {
+  if (run_limit_ == 0) runs.push_back({0, s.members, slots, s.slots});
+  for (std::int64_t m = 0; run_limit_ > 0 && m < s.members; ++m) {
     if (!visit.rows.empty() && visit.rows[static_cast<std::size_t>(m)] == 0) continue;
     if (runs.empty() || runs.back().end != m || m - runs.back().begin == run_limit_)
       runs.push_back({m, m, slots, {}});
     runs.back().end = m + 1;
     runs.back().slot_of_member = s.slots.rows(runs.back().begin, m + 1);
   }
+  if (!copies.empty())
+    runs.push_back({s.members, s.members + copies.dim(0), copies, s.copies.slots});
   if (visit.kind == tiers::VisitKind::backward) std::reverse(runs.begin(), runs.end());
   for (const MemberRun& run : runs)
     work(run);
@@ -398,7 +410,7 @@ void ParameterStore::weights_of_members(StorageId id,
                                         Stream& stream,
                                         const MemberWork& work) const {
   if (has_tiered_weights(id)) return tiers_->weights(id, visit, stream, work);
-  in_runs(at(id), at(id).weight, visit, work);
+  in_runs(at(id), at(id).weight, at(id).copies.weight, visit, work);
 }
 
 void ParameterStore::gradients_of_members(StorageId id,
@@ -407,7 +419,7 @@ void ParameterStore::gradients_of_members(StorageId id,
                                           const MemberWork& work) const {
   MOESAIC_CHECK(has_gradient(id), "'" + at(id).name + "' has no gradient");
   if (has_tiered_weights(id)) return tiers_->gradients(id, visit, stream, work);
-  in_runs(at(id), at(id).grad, visit, work);
+  in_runs(at(id), at(id).grad, at(id).copies.grad, visit, work);
 }
 
 TensorView ParameterStore::buffer(BufferId id) const {
@@ -454,6 +466,7 @@ void ParameterStore::set_frozen(ParamId id, bool is_frozen) {
 
 void ParameterStore::zero_grads(Stream& stream) const {
   if (grads_.numel() > 0) zero_tensor(grads_, stream);
+  if (!copied_grads_.empty()) zero_tensor(copied_grads_, stream);
 }
 
 bool ParameterStore::masters_are_weights(ParamId id) const {

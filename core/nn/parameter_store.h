@@ -12,6 +12,7 @@
 #include "kernels/ops/initial_values.h"
 #include "memory/buffer.h"
 #include "memory/stream.h"
+#include "parallel/expert_replicas.h"
 #include "parallel/placement.h"
 
 namespace moesaic {
@@ -172,8 +173,10 @@ class ParameterStore {
   StorageId declare(ParameterSpec spec);
   BufferId declare_buffer(BufferSpec spec);
   /// Where the `members` members of families are that are spread over Axis::ep alike, as those of a layer: member m at place
-  /// rank * (members / ranks) + its number there. Each at the place of its own number at first.
-  PlacesId declare_places(std::int64_t members);
+  /// rank * (members / ranks) + its number there. Each at the place of its own number at first. `copy_slots`: on every rank,
+  /// of each storage, for copies of other ranks' members (ExpertCopies). A copy has a weight and a gradient, nothing else:
+  /// masters and state are at home. Whoever sets copies brings weights there and gradients home (ExpertCopier).
+  PlacesId declare_places(std::int64_t members, std::int64_t copy_slots = 0);
 
   /// Before seal(). What this rank keeps of routed experts lives outside the device and comes when it is needed (ExpertTiers):
   /// states alone, or weights and gradients too. Those are in no bucket and have no place in all_grads(); where state is
@@ -226,11 +229,14 @@ class ParameterStore {
                             Stream& stream,
                             const MemberWork& work) const;
   /// Whether visits should name the rows of each member where the host can know them: not all members are on the device.
-  bool wants_member_rows() const noexcept { return run_limit_ > 0 || offloads_weights_; }
+  bool wants_member_rows() const;
   /// Runs have at most so many members (0: any number), as they may where not all fit on the device. For tests.
   void limit_runs(std::int64_t members) { run_limit_ = members; }
-  /// i32 [members of all ranks], as Routing::place_of_expert; empty while all are in order.
+  /// As Routing::place_of_expert: i32 [members of all ranks], empty while all are in order; with slots for copies [members of
+  /// all ranks, turns], always.
   ConstTensorView place_of_member(PlacesId id) const { return at(id).on_device; }
+  /// Members of a storage on this rank, and slots for copies behind them: what runs are about.
+  std::int64_t places_here(StorageId id) const;
   TensorView buffer(BufferId id) const;
 
   // --- storages as a whole, for work that is the same for all their parameters
@@ -240,6 +246,9 @@ class ParameterStore {
   const Shape& storage_shape(StorageId id) const { return at(id).shape; }
   /// Views of what is offloaded do not exist: asking for them is an InternalError, here and below.
   TensorView storage_weight(StorageId id) const { return resident_weights(id).weight; }
+  /// [slots for copies, rows, cols]; empty without, the gradient also where the storage is never trained.
+  TensorView copied_weight(StorageId id) const { return at(id).copies.weight; }
+  TensorView copied_gradient(StorageId id) const { return at(id).copies.grad; }
   /// Elements [begin, end) of a storage whose masters and optimizer state live on this rank; all of it unless sharded.
   const FlatRange& own_range(StorageId id) const { return at(id).own; }
   /// The same of the rank with this number among those that sum the storage's gradients.
@@ -266,6 +275,11 @@ class ParameterStore {
   /// Another table, a permutation; what the members have (weights, state) must be moved by the caller. Enqueues, and waits
   /// for nothing: the stream must have passed an earlier call.
   void set_places(PlacesId id, std::span<const std::int32_t> places, Stream& stream);
+  const ExpertCopies& copies(PlacesId id) const { return at(id).copies; }
+  /// With slots for copies also after every set_places(), which leaves them empty. Waits for nothing, likewise.
+  void set_copies(PlacesId id, ExpertCopies copies, Stream& stream);
+  /// Storages whose members these are.
+  std::vector<StorageId> storages_by(PlacesId id) const;
   /// What this rank holds of every member, in the coordinates of the whole member.
   const LocalBlock& block_of_member(ParamId id) const { return place(id).block; }
   bool holds_whole_members(ParamId id) const { return place(id).block.extent == spec(id).shape; }
@@ -351,12 +365,17 @@ class ParameterStore {
     bool is_sharded = false;
     bool tiered_weights = false, tiered_state = false;
     TensorView tensor_numbers;
+    struct {
+      TensorView weight, grad, slots;
+    } copies;
   };
   struct Places {
     std::vector<std::int32_t> of_member;
     std::vector<std::int32_t> members_here;  // by number on this rank
     TensorView table, numbers, host;         // memory; host: of table, numbers and tensor numbers
-    ConstTensorView on_device;               // the table, or nothing while in order
+    ConstTensorView on_device;               // the table, or nothing while in order; or the turns
+    ExpertCopies copies;
+    TensorView turns, turns_host;
   };
   struct Place {
     StorageId storage;
@@ -369,11 +388,14 @@ class ParameterStore {
   Place make_place(const ParameterSpec& spec) const;
   Places& at(PlacesId id) { return places_[static_cast<std::size_t>(id.index)]; }
   const Places& at(PlacesId id) const { return places_[static_cast<std::size_t>(id.index)]; }
-  std::vector<StorageId> storages_by(PlacesId id) const;
+  std::int64_t copy_slots(const Storage& storage) const;
+  void allocate_copies();
+  void initialize_copies(Stream& stream);
   std::int64_t table_elements(PlacesId id) const;
   void allocate_places();
   void in_runs(const Storage& storage,
                const TensorView& slots,
+               const TensorView& copies,
                const MemberVisit& visit,
                const MemberWork& work) const;
   const Storage& resident_weights(StorageId id) const;
@@ -408,13 +430,13 @@ class ParameterStore {
   std::vector<Places> places_;
   Buffer weight_memory_, master_memory_, grad_memory_, slot_memory_, buffer_memory_;
   Buffer places_memory_, places_host_;
-  TensorView grads_;
+  Buffer copies_memory_, turns_memory_, turns_host_;
+  TensorView grads_, copied_grads_;
   std::vector<GradientGroup> gradient_groups_;
   std::optional<StateSharding> sharding_;
   std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
   std::int64_t run_limit_ = 0;
-  bool offloads_weights_ = false;
   std::shared_ptr<const ExpertTierOptions> tier_options_;
   std::shared_ptr<ExpertTiers> tiers_;
 };

@@ -35,10 +35,18 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+namespace {
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(
+      patterns.begin(), patterns.end(), [&](const auto& p) { return glob_match(p, name); });
+}
+}  // namespace
+
 bool RecomputePolicy::matches(const std::string& name) const {
-  return all || std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) {
-           return glob_match(p, name);
-         });
+  return all || matches_any(patterns, name);
+}
+bool RecomputePolicy::Offload::matches(const std::string& name) const {
+  return matches_any(patterns, name);
 }
 
 ActId TapeSpec::input(const std::string& name, Shape shape, DType dtype) {
@@ -86,6 +94,12 @@ void TapeSpec::always_save(ActId id) {
   activations_[static_cast<std::size_t>(id.index)].pinned = true;
 }
 
+void TapeSpec::may_leave(ActId id) {
+  MOESAIC_CHECK(activations_[static_cast<std::size_t>(id.index)].pinned,
+                "what may leave is always kept");
+  activations_[static_cast<std::size_t>(id.index)].may_leave = true;
+}
+
 void TapeSpec::never_save(ActId id) {
   activations_[static_cast<std::size_t>(id.index)].passing = true;
 }
@@ -101,11 +115,29 @@ void TapeSpec::plan(const RecomputePolicy& policy) {
   }
   save_for_replays(policy);
   for (auto& a : activations_) {
-    if (a.is_input || a.keep == Keep::recompute) continue;
-    a.offset = slot_bytes_;
-    slot_bytes_ += aligned(byte_size(a.dtype) * static_cast<std::size_t>(a.shape.numel()));
+    if (!a.is_input && a.keep != Keep::recompute) find_place(a, policy.offload);
   }
   planned_ = true;
+}
+
+// What others read is not offloaded by name: who reads it when is known of what may leave alone.
+void TapeSpec::find_place(Activation& a, const RecomputePolicy::Offload& policy) {
+  const std::size_t bytes = aligned(byte_size(a.dtype) * static_cast<std::size_t>(a.shape.numel()));
+  const bool is_alone = a.may_leave && policy.residuals,
+             is_named = !a.pinned && policy.matches(a.name);
+  if (!is_alone && !is_named) {
+    a.offset = slot_bytes_;
+    slot_bytes_ += bytes;
+    return;
+  }
+  a.keep = Keep::offload;
+  const int next = static_cast<int>(parts_.size());
+  if (is_named && named_part_ < 0) named_part_ = next;
+  a.part = is_named ? named_part_ : next;
+  if (a.part == next) parts_.push_back(0);
+  std::size_t& part = parts_[static_cast<std::size_t>(a.part)];
+  a.offset = part;
+  part += bytes;
 }
 
 // For itself: without a look at what is replayed from it.
@@ -170,8 +202,10 @@ Tape::Scope::Scope(Tape& tape) : tape_(tape) {
   ++tape.scopes_;
 }
 
-Tape::Tape(const TapeSpec& spec, TensorView slot)
-    : spec_(&spec), slot_(slot), transient_(spec.activations().size()) {
+Tape::Tape(const TapeSpec& spec, TensorView slot, std::vector<TensorView> parts)
+    : spec_(&spec), slot_(slot), parts_(std::move(parts)), transient_(spec.activations().size()) {
+  MOESAIC_CHECK(parts_.size() == spec.offloaded_parts().size(),
+                "what is offloaded needs memory of its own");
   for (const auto& make : spec.host_values())
     host_values_.push_back(make());
 }
@@ -192,7 +226,8 @@ RunContext& Tape::context() const {
 
 TensorView Tape::saved_view(ActId id) const {
   const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];
-  return {slot_.data() + a.offset, a.dtype, a.shape, slot_.device()};
+  const TensorView& memory = a.part < 0 ? slot_ : parts_[static_cast<std::size_t>(a.part)];
+  return {memory.data() + a.offset, a.dtype, a.shape, memory.device()};
 }
 
 TensorView Tape::temp(Shape shape, DType dtype, const char* tag) const {
@@ -212,7 +247,7 @@ std::vector<std::string> Tape::saved_in_vain() const {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < asked_for_.size(); ++i) {
     const auto& a = spec_->activations()[i];
-    if (a.is_input || a.pinned || a.keep != Keep::save || asked_for_[i]) continue;
+    if (a.is_input || a.pinned || !a.is_kept() || asked_for_[i]) continue;
     const auto& producer = spec_->steps()[static_cast<std::size_t>(a.producer)];
     if (producer.kind != StepKind::chooses) names.push_back(a.name);
   }
@@ -224,7 +259,7 @@ ConstTensorView Tape::in(ActId id) {
   if (!asked_for_.empty()) asked_for_[i] = true;
   const auto& a = spec_->activations()[i];
   if (a.is_input) return bound_[i];
-  if (a.keep == Keep::save) return saved_view(id);
+  if (a.is_kept()) return saved_view(id);
   if (transient_[i].empty()) {
     // Only backward comes here: forward runs the steps in order.
     MOESAIC_CHECK(scopes_ == 0, fmt::format("'{}' is replayed inside a scope", a.name));
@@ -243,7 +278,7 @@ ConstTensorView Tape::in(ActId id) {
 TensorView Tape::out(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
   const auto& a = spec_->activations()[i];
-  if (a.keep == Keep::save && !replayed_.valid()) return saved_view(id);
+  if (a.is_kept() && !replayed_.valid()) return saved_view(id);
   // Saved values are never written again: a replayed step that also produces them writes elsewhere.
   if (transient_[i].empty())
     transient_[i] = context().transient.take(a.shape, a.dtype, a.name.c_str());
@@ -254,7 +289,7 @@ TensorView Tape::reuse(ActId id) {
   const auto i = static_cast<std::size_t>(id.index);
   const auto& a = spec_->activations()[i];
   MOESAIC_CHECK(!a.is_input && !replayed_.valid(), fmt::format("'{}' is not to be reused", a.name));
-  if (a.keep == Keep::save) return saved_view(id);
+  if (a.is_kept()) return saved_view(id);
   MOESAIC_CHECK(!transient_[i].empty(), fmt::format("'{}' is reused unread", a.name));
   return transient_[i];
 }
@@ -262,7 +297,7 @@ TensorView Tape::reuse(ActId id) {
 bool Tape::is_wanted(ActId id) const {
   if (replayed_.valid()) return replayed_.index == id.index;
   const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];
-  return a.keep == Keep::save || a.is_read;
+  return a.is_kept() || a.is_read;
 }
 
 void Tape::forward(RunContext& context) {

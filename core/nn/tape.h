@@ -17,9 +17,15 @@
 namespace moesaic {
 
 class Tape;
+namespace offload {
+class Offloader;
+}
 
 /// What becomes of an activation between its use in forward and its use in backward.
-enum class Keep : std::uint8_t { save, recompute };
+///   save       stays in its slot
+///   recompute  is gone, and computed again
+///   offload    is saved in memory whose contents go to host memory and come back (memory/offload)
+enum class Keep : std::uint8_t { save, recompute, offload };
 
 struct ActId {
   std::int32_t index = -1;
@@ -44,6 +50,13 @@ struct RecomputePolicy {
   bool cheap = false;
   std::vector<std::string> patterns;
   bool matches(const std::string& name) const;
+  /// Of what is kept, what waits in host memory: what layers hand on, and names.
+  struct Offload {
+    bool residuals = false;
+    std::vector<std::string> patterns;
+    bool any() const noexcept { return residuals || !patterns.empty(); }
+    bool matches(const std::string& name) const;
+  } offload;
 };
 /// Shell-like match, * stands for any text.
 bool glob_match(const std::string& pattern, const std::string& text);
@@ -65,6 +78,8 @@ class TapeSpec {
             StepKind kind = StepKind::compute);
   /// Pins an activation: always saved (the layer's outputs).
   void always_save(ActId id);
+  /// A pinned activation that RecomputePolicy::Offload::residuals is about: its readers, in other layers, are known too.
+  void may_leave(ActId id);
   /// An activation that backward does not read: never saved. Not for what a choosing step writes.
   void never_save(ActId id);
   /// Backward does not read it: saved only where something is replayed from it and the policy does not name it, too.
@@ -74,14 +89,22 @@ class TapeSpec {
   void plan(const RecomputePolicy& policy);
 
   std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  /// Bytes of what is offloaded, by part: one for each activation that may leave, and one for all named ones.
+  const std::vector<std::size_t>& offloaded_parts() const noexcept { return parts_; }
+  /// The part of an activation that may leave, and of the named ones; -1: not offloaded.
+  int part_of(ActId id) const { return activations_[static_cast<std::size_t>(id.index)].part; }
+  int named_part() const noexcept { return named_part_; }
   struct Activation {
     std::string name;
     Shape shape;
     DType dtype = DType::f32;
     bool is_input = false, pinned = false, passing = false, forward_only = false;
     bool is_read = false;  // by a step
+    bool may_leave = false;
     Keep keep = Keep::save;
-    std::size_t offset = 0;
+    int part = -1;           // where offloaded
+    std::size_t offset = 0;  // in the slot, or the part
+    bool is_kept() const noexcept { return keep != Keep::recompute; }
     int producer = -1;
   };
   struct Step {
@@ -102,8 +125,11 @@ class TapeSpec {
   std::vector<std::function<std::shared_ptr<void>()>> host_values_;
   Keep choose(const Activation& activation, const RecomputePolicy& policy) const;
   void save_for_replays(const RecomputePolicy& policy);
+  void find_place(Activation& activation, const RecomputePolicy::Offload& policy);
 
   std::size_t slot_bytes_ = 0;
+  std::vector<std::size_t> parts_;
+  int named_part_ = -1;
   bool planned_ = false;
 };
 
@@ -134,21 +160,22 @@ struct RunContext {
   WeightGradients& weight_gradients;
   const Sequence& sequence;
   TensorView step_scalars;  ///< StepScalars: divisors of the losses and more
-  TensorView losses;        ///< stats [kNumLosses]: sums of this step, see core/nn/losses.h
+  TensorView losses;        ///< stats [kNumLosses], or a row for each layer: see core/nn/losses.h
   bool training = true;
   /// Told during backward that the gradients of `first` and all storages after it are final for this micro-batch (never
   /// while weight gradients are deferred); may be empty.
   std::function<void(StorageId first)> gradients_final;
-  ChoiceObserver* choices = nullptr;  ///< of training only
-  std::int64_t micro_batch = 0;       ///< number in the global batch; for `choices`
-  std::int32_t micro_batch_here = 0;  ///< among those of this rank; for MemberVisit
+  ChoiceObserver* choices = nullptr;      ///< of training only
+  std::int64_t micro_batch = 0;           ///< number in the global batch; for `choices`
+  std::int32_t micro_batch_here = 0;      ///< among those of this rank; for MemberVisit
+  offload::Offloader* offload = nullptr;  ///< told of every visit of a layer; null: nothing leaves
 };
 
 /// The activations of one layer for one micro-batch.
 class Tape {
  public:
-  /// `slot` [slot_bytes] holds what is saved. Nothing is allocated later.
-  Tape(const TapeSpec& spec, TensorView slot);
+  /// `slot` [slot_bytes] holds what is saved, `parts` what is offloaded. Nothing is allocated later.
+  Tape(const TapeSpec& spec, TensorView slot, std::vector<TensorView> parts = {});
 
   /// Points an input at its owner's memory.
   void bind(ActId id, ConstTensorView view);
@@ -225,6 +252,7 @@ class Tape {
 
   const TapeSpec* spec_;
   TensorView slot_;
+  std::vector<TensorView> parts_;
   std::vector<TensorView> transient_;  // unsaved activations of the current pass
   std::vector<ConstTensorView> bound_;
   std::vector<std::shared_ptr<void>> host_values_;

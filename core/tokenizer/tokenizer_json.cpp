@@ -25,7 +25,7 @@ void must_be_null(const JsonNode& node, const char* why) {
 
 void read_normalizer(const JsonNode& node, BpeParts& parts) {
   if (node.is_null()) return;
-  const std::string& type = node.member("type").text();
+  const std::string type = node.member("type").text();
   if (type == "NFC") {
     node.only({"type"});
     parts.nfc = true;
@@ -89,7 +89,7 @@ SplitStep read_byte_level(const JsonNode& node) {
 bool read_pre_tokenizer(const JsonNode& node, BpeParts& parts, bool byte_level) {
   if (node.is_null()) return byte_level;
   if (byte_level) node.fail("a step after ByteLevel is not implemented");
-  const std::string& type = node.member("type").text();
+  const std::string type = node.member("type").text();
   if (type == "Sequence") {
     node.only({"type", "pretokenizers"});
     const JsonNode list = node.member("pretokenizers");
@@ -118,7 +118,7 @@ bool read_pre_tokenizer(const JsonNode& node, BpeParts& parts, bool byte_level) 
 
 void read_decoder(const JsonNode& node) {
   if (node.is_null()) node.fail("must be ByteLevel: only byte-level BPE is implemented");
-  const std::string& type = node.member("type").text();
+  const std::string type = node.member("type").text();
   if (type == "Sequence") {
     node.only({"type", "decoders"});
     const JsonNode list = node.member("decoders");
@@ -171,7 +171,7 @@ void read_template(const JsonNode& node, BpeParts& parts) {
 
 void read_post_processor(const JsonNode& node, BpeParts& parts) {
   if (node.is_null()) return;
-  const std::string& type = node.member("type").text();
+  const std::string type = node.member("type").text();
   if (type == "Sequence") {
     node.only({"type", "processors"});
     const JsonNode list = node.member("processors");

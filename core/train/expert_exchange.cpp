@@ -103,6 +103,7 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(const config::Config& confi
       ExchangeOptions{.method = exchange_method(config, nodes, tokens, precision).method,
                       .grid = nodes,
                       .experts = config.model.num_experts,
+                      .replicas = static_cast<std::int32_t>(config.experts.replicas),
                       .choices = config.model.num_experts_per_token,
                       .max_tokens = tokens,
                       .weights = precision.stats,

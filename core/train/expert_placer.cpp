@@ -1,11 +1,12 @@
 #include "core/train/expert_placer.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <fmt/format.h>
 
 #include "core/base/error.h"
-#include "parallel/expert_placement.h"
+#include "parallel/expert_replicas.h"
 
 namespace moesaic {
 namespace {
@@ -38,8 +39,13 @@ ExpertPlacer::ExpertPlacer(ParameterStore& params,
                        params.buffer(moe.average_load()),
                        params.buffer(moe.saved_places()),
                        {},
+                       {},
+                       {},
                        {}});
-    bytes += padded(layers_.back().average.bytes()) + padded(layers_.back().saved.bytes());
+    Layer& layer = layers_.back();
+    if (params.copies(layer.places).slots > 0) layer.copied_by = params.buffer(moe.copied_by());
+    bytes += padded(layer.average.bytes()) + padded(layer.saved.bytes()) +
+             padded(layer.copied_by.bytes());
   }
   if (layers_.empty()) return;  // a pipeline stage without experts
   host_ = make_host_buffer(bytes, params.device(), "expert loads, host");
@@ -49,6 +55,9 @@ ExpertPlacer::ExpertPlacer(ParameterStore& params,
     at += padded(layer.average.bytes());
     layer.host_saved = host_.view(layer.saved.shape(), layer.saved.dtype(), at);
     at += padded(layer.saved.bytes());
+    if (!layer.has_copies()) continue;
+    layer.host_copied_by = host_.view(layer.copied_by.shape(), layer.copied_by.dtype(), at);
+    at += padded(layer.copied_by.bytes());
   }
   Stream stream(params.device(), "expert places", Stream::Mode::immediate);
   for (const Layer& layer : layers_) {
@@ -89,13 +98,32 @@ void ExpertPlacer::count(std::size_t layer, ConstTensorView tokens, Stream& stre
   copy_tensor(to.average, to.host_average, stream);
 }
 
-std::vector<double> ExpertPlacer::loads(const Layer& layer) const {
+std::vector<double> ExpertPlacer::loads(const TensorView& host_average) {
   std::vector<double> loads;
-  for (std::int64_t e = 0; e < layer.host_average.numel(); ++e)
-    loads.push_back(layer.average.dtype() == DType::f64
-                        ? layer.host_average.as<double>()[e]
-                        : static_cast<double>(layer.host_average.as<float>()[e]));
+  for (std::int64_t e = 0; e < host_average.numel(); ++e)
+    loads.push_back(host_average.dtype() == DType::f64
+                        ? host_average.as<double>()[e]
+                        : static_cast<double>(host_average.as<float>()[e]));
   return loads;
+}
+
+std::vector<double> ExpertPlacer::rank_loads_now(const Layer& layer,
+                                                 std::span<const double> load) const {
+  if (layer.has_copies()) return rank_loads(load, params_.copies(layer.places));
+  const auto places = params_.places(layer.places);
+  return rank_loads(load, {places.begin(), places.end()}, options_.nodes.ranks());
+}
+
+// By the averages in host_copied_by, so that a run that continues has the same ones.
+void ExpertPlacer::set_copies(const Layer& layer, Stream& stream) {
+  if (!layer.has_copies()) return;
+  const auto places = params_.places(layer.places);
+  params_.set_copies(layer.places,
+                     balanced_copies(loads(layer.host_copied_by),
+                                     options_.nodes,
+                                     {places.begin(), places.end()},
+                                     params_.copies(layer.places).slots),
+                     stream);
 }
 
 std::vector<ExpertsMoved> ExpertPlacer::place(std::int64_t step, Stream& stream) {
@@ -104,18 +132,25 @@ std::vector<ExpertsMoved> ExpertPlacer::place(std::int64_t step, Stream& stream)
   for (const Layer& layer : layers_) {
     const auto places = params_.places(layer.places);
     const PlacesOfExperts before(places.begin(), places.end());
-    const std::vector<double> load = loads(layer);
+    const std::vector<double> load = loads(layer.host_average);
     const PlacesOfExperts after = balanced_places(load, options_.nodes, before);
-    if (after == before) continue;
-    const int ranks = options_.nodes.ranks();
-    ExpertsMoved moved{.layer = layer.layer,
-                       .before = max_over_mean(rank_loads(load, before, ranks)),
-                       .after = max_over_mean(rank_loads(load, after, ranks))};
+    const std::vector<std::int32_t> copied_before = params_.copies(layer.places).expert_of_slot;
+    ExpertsMoved moved{.layer = layer.layer, .before = max_over_mean(rank_loads_now(layer, load))};
     for (std::size_t e = 0; e < after.size(); ++e)
       moved.experts += after[e] != before[e] ? 1 : 0;
-    moved.bytes = move_->move(layer.places, after, stream);
-    write_saved(layer, stream);
-    all.push_back(moved);
+    if (moved.experts > 0) {
+      moved.bytes = move_->move(layer.places, after, stream);
+      write_saved(layer, stream);
+    }
+    if (layer.has_copies()) {
+      copy_tensor(layer.copied_by, layer.host_average, stream);
+      std::memcpy(layer.host_copied_by.data(), layer.host_average.data(), layer.average.bytes());
+      set_copies(layer, stream);
+    }
+    moved.after = max_over_mean(rank_loads_now(layer, load));
+    moved.replicas = params_.copies(layer.places).num_copies();
+    if (moved.experts > 0 || params_.copies(layer.places).expert_of_slot != copied_before)
+      all.push_back(moved);
   }
   return all;
 }
@@ -124,6 +159,7 @@ void ExpertPlacer::restore(std::int64_t ranks, Stream& stream) {
   for (const Layer& layer : layers_) {
     copy_tensor(layer.host_average, layer.average, stream);
     copy_tensor(layer.host_saved, layer.saved, stream);
+    if (layer.has_copies()) copy_tensor(layer.host_copied_by, layer.copied_by, stream);
   }
   stream.synchronize();
   for (const Layer& layer : layers_) {
@@ -139,6 +175,7 @@ void ExpertPlacer::restore(std::int64_t ranks, Stream& stream) {
       const auto now = params_.places(layer.places);
       if (!std::equal(now.begin(), now.end(), places.begin()))
         move_->move(layer.places, places, stream);
+      set_copies(layer, stream);
     }
     write_saved(layer, stream);
   }

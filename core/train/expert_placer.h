@@ -17,11 +17,14 @@ struct ExpertsMoved {
   double before = 0, after = 0;  ///< load of the busiest rank / mean over ranks, by the averages
   std::int64_t experts = 0;      ///< that changed their place
   std::int64_t bytes = 0;        ///< sent between ranks, of weights and state
+  std::int64_t replicas = 0;     ///< copies inside nodes that there are now, with slots for them
 };
 
 /// Puts the experts of every layer where their load, averaged over steps, asks for: every `every` steps on all ranks of the
 /// stage alike, by balanced_places() from the same numbers, which moves nothing where less than a hundredth is to be won.
-/// Averages and places are buffers of the store (MoeOptions::place), so that a run that continues goes on with them.
+/// Where the store has slots for copies they are then filled anew by balanced_copies(); their weights are the caller's affair
+/// (ExpertCopier). Averages and places are buffers of the store (MoeOptions::place), so that a run that continues goes on with them;
+/// copies follow from the averages at the time, which are kept, too.
 class ExpertPlacer {
  public:
   struct Options {
@@ -49,10 +52,13 @@ class ExpertPlacer {
   struct Layer {
     std::int64_t layer = 0;
     PlacesId places;
-    TensorView average, saved;            // on the device, as in checkpoints
-    TensorView host_average, host_saved;  // copies go both ways
+    TensorView average, saved, copied_by;                 // on the device, as in checkpoints
+    TensorView host_average, host_saved, host_copied_by;  // copies go both ways
+    bool has_copies() const noexcept { return !copied_by.empty(); }
   };
-  std::vector<double> loads(const Layer& layer) const;
+  static std::vector<double> loads(const TensorView& host_average);
+  std::vector<double> rank_loads_now(const Layer& layer, std::span<const double> load) const;
+  void set_copies(const Layer& layer, Stream& stream);
   void write_saved(const Layer& layer, Stream& stream);
 
   ParameterStore& params_;

@@ -8,6 +8,7 @@
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_move.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
@@ -40,58 +41,122 @@ std::size_t MemoryPlan::total() const {
   return sum;
 }
 
-std::string MemoryPlan::table() const {
-  std::vector<MemoryUse> lines = parts;
-  if (communication > 0) lines.push_back({"communication", communication});
-  if (runtime > 0) lines.push_back({"CUDA context and libraries (estimate)", runtime});
-  std::stable_sort(
-      lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
-  const Unit unit = unit_for(total());
-  std::string text;
-  const auto line = [&](const std::string& tag, std::size_t bytes) {
-    text += fmt::format(
-        "  {:<40} {:>12.1f} {}\n", tag, static_cast<double>(bytes) / unit.bytes, unit.name);
+namespace {
+
+// Of a tag in host memory whose device part has a buffer of its own.
+constexpr const char* kHostSuffix = ", host";
+
+// A part in all tiers.
+struct Row {
+  std::string tag;
+  std::size_t device = 0, host = 0, file = 0;
+};
+
+std::vector<Row> rows_of(const MemoryPlan& plan) {
+  std::vector<Row> rows;
+  const auto add = [&](const MemoryUse& use, std::size_t Row::*where) {
+    auto row =
+        std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.tag == use.tag; });
+    if (row == rows.end()) row = rows.insert(row, {.tag = use.tag});
+    (*row).*where += use.bytes;
   };
-  for (const MemoryUse& use : lines)
-    line(use.tag, use.bytes);
-  line("sum", total());
+  for (const MemoryUse& use : plan.parts)
+    add(use, &Row::device);
+  if (plan.communication > 0) add({"communication", plan.communication}, &Row::device);
+  if (plan.runtime > 0) add({"CUDA context and libraries (estimate)", plan.runtime}, &Row::device);
+  for (const MemoryUse& use : plan.host)
+    add({use.tag.substr(0, use.tag.rfind(kHostSuffix)), use.bytes}, &Row::host);
+  for (const MemoryUse& use : plan.file)
+    add(use, &Row::file);
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+    return std::max({a.device, a.host, a.file}) > std::max({b.device, b.host, b.file});
+  });
+  return rows;
+}
+
+}  // namespace
+
+std::string MemoryPlan::table() const {
+  const std::vector<Row> rows = rows_of(*this);
+  Row sum{.tag = "sum"};
+  for (const Row& r : rows) {
+    sum.device += r.device;
+    sum.host += r.host;
+    sum.file += r.file;
+  }
+  const Unit unit = unit_for(std::max({sum.device, sum.host, sum.file}));
+  const bool has_tiers = sum.host + sum.file > 0;
+  std::string text;
+  if (has_tiers)
+    text += fmt::format("  {:<40} {:>16} {:>16} {:>16}\n", "", "device", "host memory", "file");
+  const auto size = [&](std::size_t bytes) -> std::string {
+    if (bytes == 0) return "-";
+    return fmt::format("{:.1f} {}", static_cast<double>(bytes) / unit.bytes, unit.name);
+  };
+  const auto line = [&](const Row& r) {
+    text += fmt::format("  {:<40} {:>16}", r.tag, size(r.device));
+    if (has_tiers) text += fmt::format(" {:>16} {:>16}", size(r.host), size(r.file));
+    text += "\n";
+  };
+  for (const Row& r : rows)
+    line(r);
+  line(sum);
+  if (activations_out > 0)
+    text += fmt::format("  offloaded activations: a step copies {} out and {} back\n",
+                        size(activations_out),
+                        size(activations_in));
   return text;
 }
 
-MemoryPlan plan_memory(const config::Config& config,
-                       Device device,
-                       const Precision& precision,
-                       std::span<const data::DocumentBound> documents,
-                       int ranks,
-                       int rank) {
-  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), ranks),
-                              rank);
+namespace {
+
+/// A rank of a run, on memory that is not there.
+struct PlannedRank {
+  const config::Config& config;
+  Device device;
+  const Precision& precision;
+  std::span<const data::DocumentBound> documents;
+  int ranks, rank;
+};
+
+struct DryRun {
+  MemoryPlan plan;
+  std::vector<TierGroup> groups;  ///< of offloaded experts
+  std::size_t activations_host = 0;
+};
+
+DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& tiers) {
+  const config::Config& config = run.config;
+  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), run.ranks),
+                              run.rank);
   const ModelOptions options = model_options(config);
-  ParameterStore params(precision, position);
+  ParameterStore params(run.precision, position);
   Model model(params, options, stage_share(config, position));
   const std::vector<Phase> phases = make_phases(config);
   if (auto sharding = state_sharding(config, model)) params.shard_state(*sharding);
-  params.seal_pretend(device, ever_trained(phases, params));
-  ParameterStore whole(precision);
+  if (tiers) params.offload_experts(*tiers);
+  params.seal_pretend(run.device, ever_trained(phases, params));
+  ParameterStore whole(run.precision);
   if (position.extent(Axis::pp) > 1) {
     const Model declared(whole, options);
-    whole.seal_pretend(device, ever_trained(phases, whole));
+    whole.seal_pretend(run.device, ever_trained(phases, whole));
   }
   Optimizer optimizer(
       params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
   const StepMemory step = measure_run(config,
                                       phases,
-                                      documents,
+                                      run.documents,
                                       model,
                                       params,
                                       &optimizer,
-                                      device,
+                                      run.device,
                                       recompute_policy(config.activations));
   const StepBuffers buffers = step_buffers(phases, model, params, position.extent(Axis::dp));
 
-  MemoryPlan plan;
-  plan.device = device;
-  plan.ranks = ranks;
+  DryRun result;
+  MemoryPlan& plan = result.plan;
+  plan.device = run.device;
+  plan.ranks = run.ranks;
   plan.parts = params.memory_use();
   const auto state = optimizer.memory_use();
   plan.parts.insert(plan.parts.end(), state.begin(), state.end());
@@ -101,21 +166,100 @@ MemoryPlan plan_memory(const config::Config& config,
   plan.parts.push_back({"exchange scratch", step.exchange});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
+  plan.parts.push_back({"offloaded activations", step.offload});
+  plan.activations_out = step.offload_out;
+  plan.activations_in = step.offload_in;
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
-  plan.parts.push_back({"pipeline bundles", step.bundles});
-  plan.parts.push_back({"losses", kNumLosses * 8});
+  plan.parts.push_back({"bundles between chunks", step.bundles});
+  plan.parts.push_back({"losses", losses_bytes(model)});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
-  plan.parts.erase(std::remove_if(plan.parts.begin(),
-                                  plan.parts.end(),
-                                  [](const MemoryUse& use) { return use.bytes == 0; }),
-                   plan.parts.end());
-  if (device.kind == Device::Kind::cuda) {
+  plan.parts.push_back({"gradients of expert replicas", ExpertCopier::memory_bytes(params)});
+  if (run.device.kind == Device::Kind::cuda) {
     plan.runtime = kCudaRuntimeBytes;
-    plan.communication = device_communication_bytes(ranks);
+    plan.communication = device_communication_bytes(run.ranks);
   }
+  if (tiers && params.tiers() != nullptr) {
+    result.groups = params.tier_groups(tiers->state_kinds);
+    plan.tiers = tiers;
+    const auto host = params.tiers()->host_use();
+    plan.host.insert(plan.host.end(), host.begin(), host.end());
+    plan.file = params.tiers()->file_use();
+    if (!tiers->groups.empty()) plan.tier_parts = tier_parts(result.groups, *tiers);
+  }
+  result.activations_host = step.offload_host;
+  plan.host.push_back({std::string("offloaded activations") + kHostSuffix, step.offload_host});
+  for (auto* list : {&plan.parts, &plan.host, &plan.file})
+    std::erase_if(*list, [](const MemoryUse& use) { return use.bytes == 0; });
+  return result;
+}
+
+// The least of what all parts together may take on the device, and who says so.
+struct DeviceLimit {
+  std::uint64_t bytes = 0;
+  std::string key;
+};
+std::optional<DeviceLimit> device_limit(const config::Config& config,
+                                        const MemoryLimits& limits,
+                                        std::size_t runtime) {
+  // Beside the caches' own sizes, which the driver rounds up.
+  constexpr std::uint64_t kMargin = std::uint64_t{256} << 20;
+  std::optional<DeviceLimit> least;
+  const auto consider = [&](std::uint64_t bytes, const std::string& key) {
+    if (!least || bytes < least->bytes) least = DeviceLimit{bytes, key};
+  };
+  if (config.memory.device_budget)
+    consider(static_cast<std::uint64_t>(*config.memory.device_budget), "memory.device_budget");
+  if (limits.device) consider(*limits.device, limits.device_key);
+  if (limits.device_free)
+    consider(*limits.device_free - std::min(*limits.device_free, kMargin) + runtime, "");
+  return least;
+}
+
+MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
+  const ExpertTierOptions unfilled = expert_tier_options(run.config, run.rank);
+  const DryRun bare = dry_run(run, unfilled);
+  TierLimits tier = tier_limits(run.config);
+  if (limits.least_caches) tier = {.least_slots = true};
+  if (limits.host && !limits.least_caches && !run.config.memory.host_budget) {
+    tier.host = *limits.host;
+    tier.host_is_budget = false;
+  }
+  tier.host_rest = bare.activations_host;
+  const auto limit = device_limit(run.config, limits, bare.plan.runtime);
+  const bool is_left_over = limit && !run.config.experts.device_cache && !limits.least_caches;
+  // What the rest takes depends a little on the caches.
+  constexpr int kTries = 4;
+  std::uint64_t rest = bare.plan.total();
+  MemoryPlan plan;
+  for (int i = 0; i < kTries; ++i) {
+    if (is_left_over) {
+      tier.device = limit->bytes - std::min<std::uint64_t>(limit->bytes, rest);
+      tier.device_key = limit->key;
+      tier.device_budget = limit->bytes;
+      tier.device_rest = rest;
+    }
+    plan = dry_run(run, plan_expert_tiers(run.config, bare.groups, tier, run.rank)).plan;
+    if (!is_left_over || plan.total() <= limit->bytes) break;
+    rest += plan.total() - limit->bytes;
+  }
+  if (is_left_over) plan.device_limit = limit->bytes;
   return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const config::Config& config,
+                       Device device,
+                       const Precision& precision,
+                       std::span<const data::DocumentBound> documents,
+                       int ranks,
+                       int rank,
+                       const MemoryLimits& limits) {
+  const PlannedRank run{config, device, precision, documents, ranks, rank};
+  if (config.experts.offload != config::ExpertOffload::none) return plan_with_tiers(run, limits);
+  return dry_run(run, std::nullopt).plan;
 }
 
 }  // namespace moesaic

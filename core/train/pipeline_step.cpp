@@ -48,9 +48,12 @@ void PipelineStep::make_slots() {
     const int chunk = static_cast<int>(i);
     const auto bytes = static_cast<std::int64_t>(parts_.model->slot_bytes(chunk));
     auto& slots = activations_.emplace_back();
-    for (int s = 0; s < executor_.slots(chunks[i]); ++s, begin += bytes)
-      slots.push_back(
-          parts_.model->make_micro_batch(parts_.slots.rows(begin, begin + bytes), chunk));
+    for (int s = 0; s < executor_.slots(chunks[i]); ++s, begin += bytes) {
+      const std::vector<TensorView> offloaded =
+          parts_.offloaded ? parts_.offloaded(chunk, s) : std::vector<TensorView>();
+      slots.push_back(parts_.model->make_micro_batch(
+          parts_.slots.rows(begin, begin + bytes), chunk, offloaded));
+    }
   }
 }
 
@@ -58,7 +61,10 @@ void PipelineStep::make_slots() {
 void PipelineStep::make_evaluation() {
   const auto& cur = parts_.bundles.cur();
   const auto& snapshot = parts_.bundles.snapshot();
-  const auto sums = parts_.schedule.placement.chunks_of(stage()).size();
+  const pipeline::Placement& placement = parts_.schedule.placement;
+  const auto& chunks = placement.chunks_of(stage());
+  if (placement.stages() == 1) return;
+  const auto sums = chunks.size();
   const auto snapshots = at(parts_.bundles.num_snapshots());
   const auto bytes = [](const pipeline::BundleTensor& t) {
     return static_cast<std::size_t>(t.bytes(pipeline::Payload::activation));
@@ -84,16 +90,29 @@ Model::MicroBatch& PipelineStep::activations(int chunk, int slot) {
 
 void PipelineStep::run(const std::function<void(StorageId)>& gradients_final) {
   gradients_final_ = gradients_final;
-  backwards_left_ = parts_.schedule.sizes.micro_batches;
+  const pipeline::Schedule& schedule = parts_.schedule;
+  backwards_left_.assign(schedule.placement.chunks_of(stage()).size(),
+                         schedule.sizes.micro_batches);
+  first_slots_.assign(at(schedule.sizes.micro_batches), 0);
+  part_ = StepPart::other;
   executor_.run(*this);
 }
 
+// Between passes the stream may wait for messages; one stage has none.
+void PipelineStep::does(StepPart part) {
+  const bool may_wait = parts_.schedule.placement.stages() > 1;
+  if (part_ == part || (part == StepPart::communication && !may_wait)) return;
+  part_ = part;
+  parts_.timer->stream_does(part);
+}
+
 pipeline::ForwardResult PipelineStep::forward(const pipeline::ForwardCall& call) {
-  parts_.timer->stream_does(StepPart::forward);
+  does(StepPart::forward);
+  if (call.chunk == 0) first_slots_[at(call.micro_batch)] = call.slot;
   RunContext context = parts_.context(call.micro_batch, *parts_.transient, at_once_);
   const Model::Bundle out = parts_.model->forward_chunk(
       context, activations(call.chunk, call.slot), {call.cur, call.bank});
-  parts_.timer->stream_does(StepPart::communication);
+  does(StepPart::communication);
   const auto taken_before = static_cast<std::ptrdiff_t>(call.bank.size());
   return {out.cur, {out.bank.begin() + taken_before, out.bank.end()}};
 }
@@ -107,16 +126,17 @@ int PipelineStep::take_deferred(Pair pair) {
   return i;
 }
 
-// Several chunks become final at different times: then all gradients are reduced at the end.
+// Gradients are final from a chunk on when those of the chunks behind it are.
 bool PipelineStep::is_last_backward(int chunk) {
-  const auto& chunks = parts_.schedule.placement.chunks_of(stage());
-  return chunks.size() == 1 && chunks.front() == chunk && --backwards_left_ == 0;
+  const auto here = backwards_left_.begin() + chunk_here(chunk);
+  --*here;
+  return std::all_of(here, backwards_left_.end(), [](int left) { return left == 0; });
 }
 
 void PipelineStep::backward(const pipeline::BackwardCall& call) {
-  parts_.timer->stream_does(StepPart::backward);
+  does(StepPart::backward);
   pass_back(call);
-  parts_.timer->stream_does(StepPart::communication);
+  does(StepPart::communication);
 }
 
 void PipelineStep::pass_back(const pipeline::BackwardCall& call) {
@@ -130,6 +150,8 @@ void PipelineStep::pass_back(const pipeline::BackwardCall& call) {
     return;
   }
   Model::MicroBatch& batch = activations(call.chunk, call.slot);
+  if (call.chunk == last_chunk() && parts_.schedule.kind == pipeline::Kind::vertical)
+    batch.mtp_gradient = activations(0, first_slots_[at(call.micro_batch)]).mtp_gradient;
   if (call.part == pipeline::Work::backward_input) {
     const auto i = at(take_deferred(pair));
     RunContext context = parts_.context(call.micro_batch, *parts_.deferred[i], *deferred_[i]);

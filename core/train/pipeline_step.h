@@ -13,8 +13,8 @@
 
 namespace moesaic {
 
-/// One stage's part of a pipelined step: lets the executor walk the schedule with the model's chunks. Each weight's gradients
-/// are added up in the order of the stage's list, so that the bits depend on the schedule alone.
+/// One stage's part of a step that follows a schedule, of a pipeline or of the vertical order (one stage): lets the
+/// executor walk it with the model's chunks. Each weight's gradients are added up in the order of the stage's list, so that the bits depend on the schedule alone.
 class PipelineStep final : private pipeline::ChunkRunner {
  public:
   /// What layers need to run a micro-batch, with the arena and the weight gradients of a pass.
@@ -23,11 +23,13 @@ class PipelineStep final : private pipeline::ChunkRunner {
     Model* model = nullptr;  ///< of this stage, planned
     ParameterStore* params = nullptr;
     Backend* backend = nullptr;
-    Communicator* comm = nullptr;  ///< the stages, in order
+    Communicator* comm = nullptr;  ///< the stages, in order; null for one
     Stream::Mode mode = Stream::Mode::worker;
     pipeline::Schedule schedule;
     pipeline::BundlePlan bundles;
-    TensorView slots;            ///< u8 [StepMemory::slot]
+    TensorView slots;  ///< u8 [StepMemory::slot]
+    /// Memory of what is offloaded of a slot of a chunk of this stage; null: nothing is.
+    std::function<std::vector<TensorView>(int chunk, int slot)> offloaded;
     Arena* transient = nullptr;  ///< of passes that leave nothing behind
     /// One for each micro-batch between the two parts of a split backward: what the second part reads stays there.
     std::vector<Arena*> deferred;
@@ -48,7 +50,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   /// Enqueues forward of one micro-batch through all stages; the last one adds to the losses.
   void evaluate(RunContext& context);
   /// Waits for the messages and rethrows what went wrong in them.
-  void synchronize() { messages_.synchronize(); }
+  void synchronize() {
+    if (parts_.schedule.placement.stages() > 1) messages_.synchronize();
+  }
 
  private:
   using Pair = std::pair<int, int>;  // chunk, micro-batch
@@ -58,7 +62,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   void add(TensorView sum, ConstTensorView value) override;
   void make_slots();
   void make_evaluation();
-  int stage() const { return parts_.comm->rank(); }
+  int stage() const { return parts_.comm == nullptr ? 0 : parts_.comm->rank(); }
+  int last_chunk() const { return parts_.schedule.placement.num_chunks() - 1; }
+  void does(StepPart part);
   int chunk_here(int chunk) const;
   Model::MicroBatch& activations(int chunk, int slot);
   int take_deferred(Pair pair);
@@ -76,7 +82,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   std::vector<bool> deferred_in_use_;
   std::map<Pair, int> deferred_of_;
   std::function<void(StorageId)> gradients_final_;
-  int backwards_left_ = 0;  // of this step, on a stage with one chunk
+  std::vector<int> backwards_left_;  // of this step, by chunk of this stage
+  std::vector<int> first_slots_;     // where the first chunk keeps each micro-batch, if it is here
+  StepPart part_ = StepPart::other;  // told to the timer last
   Buffer evaluation_memory_, copy_memory_;
   std::vector<TensorView> received_;       // sums, by chunk of this stage
   std::vector<TensorView> received_bank_;  // by snapshot

@@ -48,6 +48,13 @@ std::size_t bytes_of_slots(const Model& model, const std::vector<int>& slots) {
   return bytes;
 }
 
+std::vector<TensorView> pretend_parts(const Model& model, int chunk, Device device) {
+  std::vector<TensorView> parts;
+  for (const std::size_t bytes : model.offloaded_parts(chunk))
+    parts.push_back(pretend({static_cast<std::int64_t>(bytes)}, DType::u8, device));
+  return parts;
+}
+
 // A chunk's passes, with bundles of somebody else.
 void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, bool with_backward) {
   const Device device = context.params.device();
@@ -55,7 +62,8 @@ void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, b
   const Shape shape{model.own_tokens(), model.options().hidden};
   const TensorView cur = pretend(shape, precision.compute, device),
                    gradient = pretend(shape, precision.stats, device);
-  Model::MicroBatch batch = model.make_micro_batch(slot, chunk);
+  Model::MicroBatch batch =
+      model.make_micro_batch(slot, chunk, pretend_parts(model, chunk, device));
   const std::vector<ConstTensorView> bank(static_cast<std::size_t>(model.snapshots_before(chunk)),
                                           cur);
   const std::vector<TensorView> dbank(static_cast<std::size_t>(model.snapshots_after(chunk)),
@@ -110,6 +118,13 @@ StepMemory measure_step(Model& model,
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = bytes_of_slots(model, extents.slots);
+  if (const auto offload = ActivationOffload::make(model, extents.passes)) {
+    memory.offload = offload->plan().device_bytes;
+    memory.offload_host = offload->plan().host_bytes;
+    const auto rounds = static_cast<std::size_t>(extents.rounds);
+    memory.offload_out = rounds * offload->plan().bytes_out;
+    memory.offload_in = rounds * offload->plan().bytes_in;
+  }
   BackendOwner owner({.device = device,
                       .mode = Stream::Mode::dry,
                       .num_threads = num_threads,
@@ -140,7 +155,7 @@ StepMemory measure_step(Model& model,
                        losses,
                        optimizer != nullptr};
     if (extents.slots.empty()) {
-      Model::MicroBatch batch = model.make_micro_batch(slot);
+      Model::MicroBatch batch = model.make_micro_batch(slot, 0, pretend_parts(model, 0, device));
       model.forward(context, batch);
       if (optimizer != nullptr) model.backward(context, batch);
     } else {
@@ -187,8 +202,9 @@ StepMemory measure_run(const config::Config& config,
   StepMemory most;
   const MeshPosition& position = params.position();
   const int stage = position.coordinate(Axis::pp);
-  const bool is_pipelined = position.extent(Axis::pp) > 1;
-  const PipelineLayout layout = is_pipelined ? pipeline_layout(config) : PipelineLayout();
+  // Evaluation and generation hold the model in one piece.
+  const bool walks_chunks = position.extent(Axis::pp) > 1 || model.num_chunks() > 1;
+  const PipelineLayout layout = walks_chunks ? pipeline_layout(config) : PipelineLayout();
   for (const Phase& phase : phases) {
     // Dense attention needs other temporaries than sparse.
     model.set_sparse_stage(phase.sparse);
@@ -204,8 +220,9 @@ StepMemory measure_run(const config::Config& config,
                                                nullptr,
                                                params.wants_member_rows());
     std::vector<int> slots;
+    StepPasses passes = StepPasses::of_one_chunk();
     bool splits_backward = false;
-    if (is_pipelined) {
+    if (walks_chunks) {
       const pipeline::Schedule schedule =
           pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
       const auto needs = pipeline::Executor::needs(
@@ -215,37 +232,48 @@ StepMemory measure_run(const config::Config& config,
               params.precision(),
               phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
           stage);
-      for (const int c : schedule.placement.chunks_of(stage))
-        slots.push_back(needs.slots[static_cast<std::size_t>(c)]);
+      passes = StepPasses::of_schedule(schedule, needs, stage);
+      slots = passes.slots;
       most.bundles = std::max(most.bundles, needs.bytes);
       const int deferred =
           pipeline::count_slots(schedule).deferred[static_cast<std::size_t>(stage)];
       splits_backward = deferred > 0;
       most.num_deferred = std::max(most.num_deferred, deferred);
     }
-    const StepMemory m = measure_step(model,
-                                      params,
-                                      optimizer,
-                                      device,
-                                      static_cast<int>(config.run.threads),
-                                      {.tokens = phase.micro_batch_tokens(),
-                                       .sequence = phase.sequence_length,
-                                       .step_tokens = phase.step_tokens(),
-                                       .most_documents = most_documents,
-                                       .mtp = config.model.mtp.num_nextn_predict_layers > 0,
-                                       .exchange = exchange.get(),
-                                       .slots = slots,
-                                       .splits_backward = splits_backward,
-                                       .overlap = config.dispatch.overlap},
-                                      policy,
-                                      path);
+    const StepMemory m =
+        measure_step(model,
+                     params,
+                     optimizer,
+                     device,
+                     static_cast<int>(config.run.threads),
+                     {.tokens = phase.micro_batch_tokens(),
+                      .sequence = phase.sequence_length,
+                      .step_tokens = phase.step_tokens(),
+                      .most_documents = most_documents,
+                      .mtp = config.model.mtp.num_nextn_predict_layers > 0,
+                      .exchange = exchange.get(),
+                      .slots = slots,
+                      .passes = passes,
+                      .rounds = walks_chunks ? 1 : phase.micro_batches(position.extent(Axis::dp)),
+                      .splits_backward = splits_backward,
+                      .overlap = config.dispatch.overlap},
+                     policy,
+                     path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.exchange = std::max(most.exchange, m.exchange);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);
+    most.offload = std::max(most.offload, m.offload);
+    most.offload_host = std::max(most.offload_host, m.offload_host);
+    most.offload_out = std::max(most.offload_out, m.offload_out);
+    most.offload_in = std::max(most.offload_in, m.offload_in);
   }
   return most;
+}
+
+std::size_t losses_bytes(const Model& model) {
+  return static_cast<std::size_t>(model.loss_rows() + 1) * kNumLosses * 8;
 }
 
 StepBuffers step_buffers(const std::vector<Phase>& phases,

@@ -6,6 +6,7 @@
 #include "core/config/config.h"
 #include "core/data/document_bound.h"
 #include "core/model/model.h"
+#include "core/train/activation_offload.h"
 #include "core/train/optimizer.h"
 #include "core/train/phases.h"
 
@@ -16,11 +17,15 @@ struct StepMemory {
   std::size_t scratch = 0;    ///< temporaries of ops
   std::size_t exchange = 0;   ///< of exchanges beside them
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
-  std::size_t slot = 0;       ///< saved activations of one micro-batch; in a pipeline, of all slots
-  // Of a pipeline stage:
+  std::size_t slot = 0;  ///< saved activations of one micro-batch; with a schedule, of all slots
+  // Of a schedule:
   std::size_t deferred = 0;  ///< what one backward leaves for its second part
   int num_deferred = 0;      ///< how many of them there are at once
   std::size_t bundles = 0;   ///< what is received, and gradients in transit
+  // Of activations that leave:
+  std::size_t offload = 0;                      ///< where they are while they are used
+  std::size_t offload_host = 0;                 ///< their homes in host memory
+  std::size_t offload_out = 0, offload_in = 0;  ///< bytes that a step copies there and back
 };
 
 /// What a run keeps beside them for its batches, for the phase that needs most.
@@ -33,6 +38,9 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
                          const ParameterStore& params,
                          int ranks);
 
+/// Of the losses of a step, and of its layers.
+std::size_t losses_bytes(const Model& model);
+
 struct StepExtents {
   std::int64_t tokens = 0;             ///< of a micro-batch
   std::int64_t sequence = 0;           ///< no document is longer; 0 = tokens
@@ -40,9 +48,11 @@ struct StepExtents {
   std::int64_t most_documents = 0;     ///< of a micro-batch
   bool mtp = false;                    ///< micro-batches carry targets of the MTP module
   ExpertExchange* exchange = nullptr;  ///< as in Bounds
-  std::vector<int> slots;              ///< of a pipeline stage, by its chunks; else empty
-  bool splits_backward = false;        ///< weight gradients wait
-  bool overlap = false;                ///< exchanges have a stream of their own
+  std::vector<int> slots;              ///< of a schedule, by the chunks here; else empty
+  StepPasses passes = StepPasses::of_one_chunk();
+  std::int64_t rounds = 1;       ///< how often a step makes the passes
+  bool splits_backward = false;  ///< weight gradients wait
+  bool overlap = false;          ///< exchanges have a stream of their own
 };
 
 /// Plans the model for micro-batches of `extents.tokens` tokens and finds what a step takes from the arenas, by running

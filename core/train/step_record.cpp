@@ -29,11 +29,34 @@ ExpertLoad expert_load(std::vector<std::int64_t> tokens) {
   return load;
 }
 
-void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks) {
-  const std::vector<double> tokens(load.tokens.begin(), load.tokens.end());
-  const std::vector<double> sums = rank_loads(tokens, places, ranks);
-  load.rank_max_over_mean = max_over_mean(sums);
-  load.rank_tokens.assign(sums.begin(), sums.end());
+void add_ranks(ExpertLoad& load, const ExpertCopies& copies) {
+  load.rank_tokens = rank_tokens(load.tokens, copies);
+  load.rank_max_over_mean =
+      max_over_mean(std::vector<double>(load.rank_tokens.begin(), load.rank_tokens.end()));
+}
+
+TierTraffic& TierTraffic::operator+=(const TierTraffic& more) {
+  uses += more.uses;
+  hits += more.hits;
+  bytes_up += more.bytes_up;
+  bytes_down += more.bytes_down;
+  file_read += more.file_read;
+  file_written += more.file_written;
+  host_waits += more.host_waits;
+  host_wait_seconds += more.host_wait_seconds;
+  return *this;
+}
+
+TierTraffic operator-(TierTraffic now, const TierTraffic& before) {
+  now.uses -= before.uses;
+  now.hits -= before.hits;
+  now.bytes_up -= before.bytes_up;
+  now.bytes_down -= before.bytes_down;
+  now.file_read -= before.file_read;
+  now.file_written -= before.file_written;
+  now.host_waits -= before.host_waits;
+  now.host_wait_seconds -= before.host_wait_seconds;
+  return now;
 }
 
 namespace {

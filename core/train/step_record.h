@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/train/step_timer.h"
-#include "parallel/expert_placement.h"
+#include "parallel/expert_replicas.h"
 
 namespace moesaic {
 
@@ -43,10 +43,32 @@ struct LayerExchange {
   Way combine;             ///< back: results, and the gradients of tokens
 };
 
+/// What caches of offloaded experts and their homes did in a step, on rank 0.
+struct TierTraffic {
+  std::int64_t uses = 0,
+               hits = 0;  ///< blocks that were used; of these, those that were on the device
+  std::int64_t bytes_up = 0, bytes_down = 0;     ///< from host memory to the device, and back
+  std::int64_t file_read = 0, file_written = 0;  ///< bytes, with padding
+  std::int64_t host_waits = 0;                   ///< of the host, for copies or for the file
+  double host_wait_seconds = 0;
+  double hit_ratio() const {
+    return uses == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(uses);
+  }
+  TierTraffic& operator+=(const TierTraffic& more);
+};
+TierTraffic operator-(TierTraffic now, const TierTraffic& before);
+
+/// The same of one layer, all kinds together.
+struct LayerTierTraffic {
+  std::int64_t layer = 0;  ///< as in the tensor names
+  TierTraffic traffic;
+};
+
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
-/// Adds those of the ranks on which the experts were in this step.
-void add_ranks(ExpertLoad& load, const PlacesOfExperts& places, int ranks);
+/// Adds those of the ranks on which the experts were in this step. Of an expert with copies each gets its share of turns: the
+/// counts of a step do not say which of its tokens had which number.
+void add_ranks(ExpertLoad& load, const ExpertCopies& copies);
 
 /// As bytes, for ranks of one build: appends; reads from `at` on and moves it. Throws InternalError when bytes are missing.
 void write_expert_load(std::string& bytes, const ExpertLoad& load);
@@ -68,11 +90,15 @@ struct StepRecord {
   std::vector<ExpertLoad> experts;   ///< MoE layers
   std::vector<LayerExchange>
       exchange;  ///< in steps with details (log.detail_every), with experts on several ranks
+  std::map<std::string, TierTraffic> tiers;   ///< with experts.offload: weights, gradients, states
+  std::vector<LayerTierTraffic> tier_layers;  ///< in steps with details (log.detail_every)
   std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
   std::optional<double> tflops_per_device;  ///< flops / seconds / devices, in 10^12 per second
   std::optional<double> mfu;  ///< the same over the device's peak, which the header names
   std::optional<std::int64_t> memory_bytes;  ///< device memory of the rank that uses most
   std::optional<std::int64_t> host_bytes;    ///< resident host memory of the rank that uses most
+  /// Activations copied to host memory and back, by rank 0; where some are.
+  std::optional<std::int64_t> activations_out, activations_in;
   std::optional<std::int64_t> total_tokens;  ///< consumed since step 1
 
   /// Of this step alone; empty when it has no tokens or took no time.

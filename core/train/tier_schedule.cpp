@@ -57,7 +57,7 @@ std::vector<tiers::Visit> expert_visits(const config::Config& config,
                                         Model& model,
                                         const MeshPosition& position) {
   const std::int64_t micro_batches = phase.micro_batches(position.extent(Axis::dp));
-  if (position.extent(Axis::pp) > 1 || model.num_chunks() > 1)
+  if (has_schedule(config))
     return pipeline_visits(pipeline_schedule(config, micro_batches),
                            position.coordinate(Axis::pp),
                            layers_of_chunks(pipeline_layout(config), model));

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "core/base/activity.h"
-#include "core/model/pipeline_plan.h"
 #include "core/nn/expert_tiers.h"
 #include "core/train/balance_update.h"
 #include "core/train/store_ids.h"
@@ -57,6 +56,7 @@ Trainer::~Trainer() {
   try {
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
+    if (offloader_) offloader_->synchronize();
   } catch (...) {  // whoever cares has seen it already
   }
 }
@@ -133,9 +133,14 @@ void Trainer::allocate() {
   for (int i = 0; i < memory_.num_deferred; ++i)
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  if (memory_.offload > 0)
+    offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
+  allocate_offload_host();
   const DType stats = parts_.params->precision().stats;
-  losses_memory_ = Buffer(kNumLosses * 8, parts_.device, "losses");
+  const std::int64_t rows = parts_.model->loss_rows();
+  losses_memory_ = Buffer(losses_bytes(*parts_.model), parts_.device, "losses");
   losses_ = losses_memory_.view({kNumLosses}, stats);
+  loss_rows_ = losses_memory_.view({rows, kNumLosses}, stats, kNumLosses * 8);
   if (world() != nullptr)
     reduction_ =
         std::make_unique<GradientReduction>(*parts_.params, *parts_.mesh, parts_.stream_mode);
@@ -160,6 +165,9 @@ void Trainer::allocate() {
             .every = config.experts.place_every,
             .decay = config.experts.place_decay,
             .nodes = expert_nodes(parts_.params->position(), parts_.ranks_per_node)});
+  }
+  if (config.experts.replicas > 0 && parts_.params->position().extent(Axis::ep) > 1) {
+    copier_ = std::make_unique<ExpertCopier>(*parts_.params, *parts_.mesh->group(Axis::ep).comm());
   }
   // What a step reports comes back in one go: the losses, then counts and bias of the experts.
   std::size_t bytes = kNumLosses * 8;
@@ -220,11 +228,14 @@ void Trainer::enter_phase(const Phase& phase) {
   parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
                      parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
-  if (is_pipelined()) {
+  if (walks_chunks()) {
     place_pipeline(phase);
   } else {
+    place_offload(StepPasses::of_one_chunk());
     activations_ = std::make_unique<Model::MicroBatch>(parts_.model->make_micro_batch(
-        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8)));
+        slot_memory_.view({static_cast<std::int64_t>(parts_.model->slot_bytes())}, DType::u8),
+        0,
+        offload_ ? offload_->parts(*offloader_, 0, 0) : std::vector<TensorView>()));
   }
   dataset_ = std::make_unique<data::BlendedDataset>(parts_.train,
                                                     static_cast<std::uint64_t>(config.run.seed),
@@ -251,32 +262,6 @@ void Trainer::enter_phase(const Phase& phase) {
   choose_balanced(phase);
   place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
                 static_cast<std::int64_t>(micro_batches_.size()));
-}
-
-void Trainer::place_pipeline(const Phase& phase) {
-  std::vector<Arena*> deferred;
-  for (const auto& arena : deferred_)
-    deferred.push_back(arena.get());
-  const PipelineLayout layout = pipeline_layout(*parts_.config);
-  const MeshPosition& position = parts_.params->position();
-  const std::int64_t own_tokens =
-      phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
-  pipeline_ = std::make_unique<PipelineStep>(PipelineStep::Parts{
-      .model = parts_.model,
-      .params = parts_.params,
-      .backend = &backend_->backend(),
-      .comm = stages(),
-      .mode = parts_.stream_mode,
-      .schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks())),
-      .bundles = layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens),
-      .slots = slot_memory_.view({static_cast<std::int64_t>(memory_.slot)}, DType::u8),
-      .transient = transient_.get(),
-      .deferred = deferred,
-      .context =
-          [this](int micro_batch, Arena& arena, WeightGradients& gradients) {
-            return training_context(static_cast<std::size_t>(micro_batch), arena, gradients);
-          },
-      .timer = timer_.get()});
 }
 
 // The exact rule keeps the margins of the whole step: [all ranks' tokens, experts] per layer, this rank's slice first.
@@ -379,6 +364,7 @@ void Trainer::reset_step_buffers() {
   parts_.params->zero_grads(stream);
   if (ExpertTiers* tiers = parts_.params->tiers()) tiers->begin_step();
   zero_tensor(losses_, stream);
+  zero_tensor(loss_rows_, stream);
   const auto specs = parts_.params->buffers();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].lifetime != Lifetime::step) continue;
@@ -392,11 +378,27 @@ void Trainer::reset_step_buffers() {
   for (const auto& named : parts_.model->moe_layers())
     named.moe->reset_margins();
   if (reduction_) reduction_->begin();
+  if (copier_) copier_->begin_step();
+}
+
+std::int64_t Trainer::expert_replicas() const {
+  std::int64_t n = 0;
+  for (const auto& named : parts_.model->moe_layers())
+    n += parts_.params->copies(named.moe->places()).num_copies();
+  return n;
+}
+
+// Layer by layer: the same bits in any order of layers and micro-batches.
+void Trainer::add_losses_of_layers() {
+  for (std::int64_t row = 0; row < loss_rows_.dim(0); ++row)
+    run(backend_->backend(), Accumulate{.y = losses_, .x = loss_row(loss_rows_, row)});
 }
 
 void Trainer::reduce_over_ranks() {
+  add_losses_of_layers();
   if (world() == nullptr) return;
   Stream& stream = backend_->stream();
+  if (copier_) copier_->gradients_final_from({0}, backend_->backend());
   reduction_->finish(stream);
   if (member_reduction_) {
     member_reduction_->reduce(
@@ -424,13 +426,14 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .weight_gradients = gradients,
           .sequence = micro_batches_[micro_batch]->sequence(),
           .step_scalars = parts_.optimizer->scalars(),
-          .losses = losses_,
+          .losses = loss_rows_,
           .training = true,
           .gradients_final = {},
           .choices = choices_,
           .micro_batch = static_cast<std::int64_t>(
               static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
-          .micro_batch_here = static_cast<std::int32_t>(micro_batch)};
+          .micro_batch_here = static_cast<std::int32_t>(micro_batch),
+          .offload = offloader_.get()};
 }
 
 StepStats Trainer::step() {
@@ -489,6 +492,7 @@ void Trainer::begin_exchanges() {
 
 // In the last backward: those of `first` and all storages after it.
 void Trainer::gradients_final(StorageId first) {
+  if (copier_) copier_->gradients_final_from(first, backend_->backend());
   if (reduction_) reduction_->final_from(first, backend_->stream());
   if (!member_reduction_) parts_.optimizer->gradients_final(backend_->backend(), first);
 }
@@ -525,6 +529,7 @@ StepStats Trainer::finish_step() {
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     gather_weights(false);
+    if (copier_) copier_->send_weights(backend_->stream());
     parts_.optimizer->average(backend_->backend());
   }
   {
@@ -541,10 +546,14 @@ StepStats Trainer::finish_step() {
   ++step_;
   tokens_seen_ += stats.tokens;
   stats.step = step_;
-  if (placer_ && step_ % parts_.config->experts.place_every == 0)
+  if (placer_ && step_ % parts_.config->experts.place_every == 0) {
     stats.moved = of_all_stages(placer_->place(step_, backend_->stream()));
+    if (copier_) copier_->send_weights(backend_->stream());
+  }
   stats.seconds = seconds_since(begun_);
   stats.parts = timer_->read(stats.seconds);
+  stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
+  stats.activations_in = static_cast<std::int64_t>(offload_traffic().in);
   return stats;
 }
 
@@ -617,8 +626,11 @@ std::vector<ExpertLoad> Trainer::expert_loads(const std::vector<HostExperts>& ex
     ExpertLoad load = expert_load({tokens, tokens + host.tokens.numel()});
     load.layer = layers[l].layer;
     if (const int ranks = parts_.params->position().extent(Axis::ep); ranks > 1) {
-      const auto places = parts_.params->places(layers[l].moe->places());
-      add_ranks(load, {places.begin(), places.end()}, ranks);
+      const PlacesId id = layers[l].moe->places();
+      const auto places = parts_.params->places(id);
+      const ExpertCopies& copies = parts_.params->copies(id);
+      add_ranks(load,
+                copies.slots > 0 ? copies : no_copies({places.begin(), places.end()}, ranks, 0));
     }
     if (exchange_ != nullptr && exchange_->may_take_passes())
       load.further_passes = layers[l].moe->further_passes() - passes_before_[l];
@@ -694,9 +706,11 @@ double Trainer::loss_of(const data::Batch& batch) {
   RunContext c = training_context(0, *transient_, at_once_);
   c.training = false;
   c.choices = nullptr;
+  c.offload = nullptr;
+  c.losses = losses_;
   if (pipeline_) {
     pipeline_->evaluate(c);
-    stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
+    if (is_pipelined()) stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
   } else {
     parts_.model->forward(c, *activations_);
   }

@@ -13,8 +13,10 @@
 #include "core/data/dataset.h"
 #include "core/model/model.h"
 #include "core/nn/losses.h"
+#include "core/train/activation_offload.h"
 #include "core/train/batch_counts.h"
 #include "core/train/evaluation.h"
+#include "core/train/expert_copier.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/expert_placer.h"
 #include "core/train/gradient_reduction.h"
@@ -47,6 +49,8 @@ struct StepStats {
   std::vector<ExpertLoad> experts;
   std::vector<LayerExchange> exchange;  ///< of this rank, in steps with details
   std::vector<ExpertsMoved> moved;      ///< after the step, by experts.place_every
+  /// Bytes of activations that this rank copied to host memory and back.
+  std::int64_t activations_out = 0, activations_in = 0;
 };
 
 /// What a data set has given to the steps so far.
@@ -75,7 +79,8 @@ class Trainer {
     Device device = kCpu;
     RecomputePolicy recompute;
     Stream::Mode stream_mode = Stream::Mode::worker;
-    KernelPath path = KernelPath::automatic;  ///< CUDA only; for comparisons
+    KernelPath path = KernelPath::automatic;   ///< CUDA only; for comparisons
+    offload::Disturbance offload_disturbance;  ///< for tests
   };
   explicit Trainer(Parts parts);
   ~Trainer();
@@ -112,8 +117,15 @@ class Trainer {
   void weights_were_loaded();
   Stream& stream() noexcept { return backend_->stream(); }
   const StepMemory& memory() const noexcept { return memory_; }
+  /// Bytes of activations that a step copies to host memory, and as many back or more.
+  struct OffloadTraffic {
+    std::size_t out = 0, in = 0;
+  };
+  OffloadTraffic offload_traffic() const;
   std::int64_t tokens_seen() const noexcept { return tokens_seen_; }
   std::int64_t skipped_steps() const noexcept { return skipped_total_; }
+  /// Copies of experts that there are in this stage's layers (experts.replicas).
+  std::int64_t expert_replicas() const;
   /// Of every data set, over all steps of the run; a function of the step and the configuration.
   std::vector<DataUse> data_use() const;
   /// Shows what later steps choose to `choices`, which may put other choices in their place; null ends it.
@@ -133,6 +145,8 @@ class Trainer {
   /// One rank of every stage, in order; null without a pipeline.
   Communicator* stages() const;
   bool is_pipelined() const { return parts_.params->position().extent(Axis::pp) > 1; }
+  /// Whether the step follows a schedule over chunks.
+  bool walks_chunks() const { return parts_.model->num_chunks() > 1 || is_pipelined(); }
   /// Among the ranks that share the global batch.
   int rank() const { return parts_.params->position().coordinate(Axis::dp); }
   int ranks() const { return parts_.params->position().extent(Axis::dp); }
@@ -141,9 +155,11 @@ class Trainer {
   std::string data_order() const;
   void allocate();
   void allocate_batches();
+  void allocate_offload_host();
   void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
   void place_pipeline(const Phase& phase);
+  void place_offload(const StepPasses& passes);
   void choose_balanced(const Phase& phase);
   void place_margins(std::int64_t rank_tokens);
   TensorView some_gradient() const;
@@ -160,6 +176,7 @@ class Trainer {
   void forward_backward();
   void gradients_final(StorageId first);
   void reset_step_buffers();
+  void add_losses_of_layers();
   void reduce_over_ranks();
   /// All ranks get the weights that others keep. `all`: of frozen experts too, which no step changes.
   void gather_weights(bool all);
@@ -196,18 +213,23 @@ class Trainer {
   std::unique_ptr<StepTimer> timer_;
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
+  Buffer offload_memory_, offload_host_;
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
-  TensorView losses_;
+  TensorView losses_;     // sums of the step
+  TensorView loss_rows_;  // of training: by layer, added up into losses_
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
   std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
   std::unique_ptr<ExpertPlacer> placer_;               // with experts.place_every
+  std::unique_ptr<ExpertCopier> copier_;               // with experts.replicas
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
   ExchangeMeter exchange_meter_;
-  std::unique_ptr<ExpertExchange> exchange_;        // of the phase, with expert parallelism
-  std::unique_ptr<Model::MicroBatch> activations_;  // without a pipeline
+  std::unique_ptr<ExpertExchange> exchange_;  // of the phase, with expert parallelism
+  std::optional<ActivationOffload> offload_;  // of the phase
+  std::unique_ptr<offload::Offloader> offloader_;
+  std::unique_ptr<Model::MicroBatch> activations_;  // without a schedule
   std::vector<std::unique_ptr<Arena>> deferred_;    // of split backwards
   std::unique_ptr<PipelineStep> pipeline_;          // of the phase
   std::unique_ptr<data::BlendedDataset> dataset_;

@@ -210,6 +210,7 @@ void Trainer::load_values(const StateValues& values) {
     const auto ranks = values.integers.find("experts.ranks");
     placer_->restore(ranks == values.integers.end() ? 0 : ranks->second, backend_->stream());
   }
+  if (copier_) copier_->send_weights(backend_->stream());
   phase_ = -1;
 }
 

@@ -11,17 +11,18 @@ namespace {
 constexpr std::int64_t kGrain = 64;
 
 void place(const ExpertPlaces& op) {
-  const std::int64_t tokens = op.topk.numel();
+  const std::int64_t choices = op.topk.numel(), k = op.places.dim(1),
+                     turns = op.place_of_expert.rank() == 2 ? op.place_of_expert.dim(1) : 1;
   const auto* topk = op.topk.as<std::int32_t>();
   const auto* kept = op.kept.as<std::uint8_t>();
   const auto* table = op.place_of_expert.as<std::int32_t>();
   auto* out = op.places.as<std::int32_t>();
-  for (std::int64_t a = 0; a < tokens; ++a) {
+  for (std::int64_t a = 0; a < choices; ++a) {
     MOESAIC_CHECK(-1 <= topk[a] && topk[a] < op.experts, "topk holds a number that is no expert");
     const bool dropped = topk[a] < 0 || (kept != nullptr && kept[a] == 0);
-    out[a] = dropped ? -1 : table != nullptr ? table[topk[a]] : topk[a];
+    out[a] = dropped ? -1 : table != nullptr ? table[topk[a] * turns + a / k % turns] : topk[a];
   }
-  std::fill(out + tokens, out + op.places.numel(), -1);
+  std::fill(out + choices, out + op.places.numel(), -1);
 }
 
 // The choices that are not dropped, sorted by group; equal groups are neighbours.

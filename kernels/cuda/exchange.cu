@@ -20,9 +20,10 @@ struct PlaceChoices {
   std::int32_t* places;
   const std::int32_t* topk;
   const std::uint8_t* kept;
-  const std::int32_t* table;
-  std::int64_t choices;  // of tokens
+  const std::int32_t* table;  // [experts, turns]
+  std::int64_t choices;       // of tokens
   std::int32_t experts;
+  std::int64_t k, turns;
   template <int N>
   __device__ void at(std::int64_t i) const {
     std::int32_t expert = -1;
@@ -32,7 +33,7 @@ struct PlaceChoices {
                            "topk holds a number that is no expert");
       if (kept != nullptr && kept[i] == 0) expert = -1;
     }
-    places[i] = expert >= 0 && table != nullptr ? table[expert] : expert;
+    places[i] = expert >= 0 && table != nullptr ? table[expert * turns + i / k % turns] : expert;
   }
 };
 
@@ -244,7 +245,9 @@ void launch(CudaContext& context, const ExpertPlaces& op) {
                       op.kept.as<std::uint8_t>(),
                       op.place_of_expert.as<std::int32_t>(),
                       op.topk.numel(),
-                      op.experts});
+                      op.experts,
+                      op.places.dim(1),
+                      op.place_of_expert.rank() == 2 ? op.place_of_expert.dim(1) : 1});
 }
 
 void launch(CudaContext& context, const ExchangeGroups& op) {

@@ -75,7 +75,8 @@ constexpr std::int64_t num_path_counts(const HopList& hops,
 ///   places           [rows >= tokens, k] i32; -1 in the rows from `tokens` on
 ///   topk             [tokens, k] i32   experts 0 … experts - 1, or -1
 ///   kept             [tokens, k] u8    0 = dropped (ExpertCapacity); empty = all kept
-///   place_of_expert  [experts] i32, each at most once; empty = expert e is at place e
+///   place_of_expert  [experts] i32, each at most once; empty = expert e is at place e. Or [experts, turns]: an expert's copies
+///                    have several places, and token t goes to the one in column t % turns
 struct ExpertPlaces {
   static constexpr const char* kName = "expert_places";
   TensorView places{};

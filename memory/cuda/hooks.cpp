@@ -210,6 +210,20 @@ void release(void* data, MemoryKind kind) noexcept {
   }
 }
 
+bool pin_pages(void* data, std::size_t bytes) {
+  const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+  if (status == cudaErrorMemoryAllocation || status == cudaErrorOperatingSystem) {
+    cudaGetLastError();
+    return false;
+  }
+  MOESAIC_CUDA_CALL(status);
+  return true;
+}
+
+void unpin_pages(void* data) noexcept {
+  MOESAIC_CUDA_TEARDOWN(cudaHostUnregister(data));
+}
+
 void* create_stream(Device device) {
   use_device(device);
   cudaStream_t stream = nullptr;

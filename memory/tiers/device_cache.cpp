@@ -39,10 +39,21 @@ DeviceCache::DeviceCache(HomeTiers& homes,
           bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
       in_(options.device, options.name + " loads", options.mode),
       out_(options.device, options.name + " write-backs", options.mode) {
-  MOESAIC_CHECK(options_.slots >= kMinSlots && options_.transit <= options_.slots &&
-                    options_.transit >= (options_.slots >= homes.blocks() ? 0 : 1),
-                fmt::format("{} slots, {} for transit", options_.slots, options_.transit));
-  for (std::int64_t s = options_.slots; s-- > 0;)
+  for (Block b = 0; b < homes.blocks(); ++b)
+    if (homes.lives_on_device(b))
+      slot_for_good_.emplace(b, static_cast<std::int64_t>(slot_for_good_.size()));
+  const auto here = static_cast<std::int64_t>(slot_for_good_.size());
+  const std::int64_t passing = options_.slots - here;
+  const bool all_stay = passing >= homes.blocks() - here;
+  MOESAIC_CHECK((here == homes.blocks() && passing >= 0) ||
+                    (passing >= kMinSlots && options_.transit <= passing &&
+                     options_.transit >= (all_stay ? 0 : 1)),
+                fmt::format("{} slots, {} for blocks that live there, {} for transit",
+                            options_.slots,
+                            here,
+                            options_.transit));
+  most_kept_ = passing - options_.transit;
+  for (std::int64_t s = options_.slots; s-- > here;)
     free_.push_back(s);
 }
 
@@ -111,7 +122,7 @@ void DeviceCache::load(Block block, Entry& entry) {
 
 void DeviceCache::write_back(Block block) {
   const auto found = entries_.find(block);
-  if (found == entries_.end()) return;
+  if (found == entries_.end() || found->second.lives_here) return;
   BlockCopy& c = found->second.copy;
   const SectionRange all{0, options_.range.count};
   if (!c.any(all, CopyState::dirty)) return;
@@ -172,7 +183,7 @@ void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
   } else {
     passing_.erase(e.number);
   }
-  free_.push_back(e.slot);
+  if (!e.lives_here) free_.push_back(e.slot);
   entries_.erase(entry);
   ++counters_.drops;
 }
@@ -180,7 +191,7 @@ void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
 // Frees a slot for `block` where none is. Returns whether the block will be kept.
 bool DeviceCache::make_slot(Block block) {
   const CachePolicy::MayGo may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-  bool keep = kept_ < options_.slots - options_.transit;
+  bool keep = kept_ < most_kept_;
   if (!keep && kept_ > 0) {
     const Block out = policy_->victim(block, may_go);
     keep = out != block;
@@ -192,8 +203,9 @@ bool DeviceCache::make_slot(Block block) {
   for (auto it = passing_.begin(); it != passing_.end() && oldest == entries_.end(); ++it)
     if (may_go(it->second)) oldest = entries_.find(it->second);
   if (oldest == entries_.end()) {
-    oldest = std::find_if(
-        entries_.begin(), entries_.end(), [&](const auto& e) { return may_go(e.first); });
+    oldest = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) {
+      return !e.second.lives_here && may_go(e.first);
+    });
   }
   if (oldest == entries_.end()) {
     throw ResourceError(
@@ -207,7 +219,23 @@ bool DeviceCache::make_slot(Block block) {
   return keep;
 }
 
+void DeviceCache::settle_for_good(Block block) {
+  Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
+          .slot = slot_for_good_.at(block),
+          .lives_here = true,
+          .number = ++numbers_};
+  e.copy.apply({0, options_.range.count}, CopyAction::make);
+  in_.record(e.copy.ready);
+  entries_.emplace(block, std::move(e));
+  ++counters_.loads;
+}
+
 void DeviceCache::bring(Block block, bool needs_load) {
+  if (slot_for_good_.count(block) > 0) {
+    MOESAIC_CHECK(!needs_load,
+                  fmt::format("block {} lives on the device and has no values yet", block));
+    return settle_for_good(block);
+  }
   const bool keep = make_slot(block);
   Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
           .slot = free_.back(),
@@ -262,13 +290,13 @@ void DeviceCache::release(Block block,
 }
 
 bool DeviceCache::prefetch(Block block, bool may_pass) {
-  if (holds(block)) return true;
+  if (holds(block) || slot_for_good_.count(block) > 0) return true;
   homes_.poll();
   if (!homes_.is_ready(block, options_.range)) {
     homes_.prefetch(block, options_.range);
     return false;
   }
-  if (kept_ >= options_.slots - options_.transit && free_.empty()) {
+  if (kept_ >= most_kept_ && free_.empty()) {
     const auto may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
     const bool has_room =
         may_pass && std::any_of(passing_.begin(), passing_.end(), [&](const auto& passing) {

@@ -28,7 +28,9 @@ class DeviceCache {
   struct Options {
     std::string name = "expert cache";  ///< tag of its memory, and what messages call it
     SectionRange range;                 ///< what a slot holds
-    std::int64_t slots = 0;             ///< all of them; at least kMinSlots
+    /// All of them: one for each block that lives here alone (HomeTiers::lives_on_device()), which it keeps, and at least
+    /// kMinSlots for the others if there are any.
+    std::int64_t slots = 0;
     std::int64_t transit =
         3;  ///< of these, slots for blocks that the policy does not keep: at least 1, unless all blocks have a slot
     Device device = kCpu;
@@ -66,6 +68,7 @@ class DeviceCache {
     loaded,    ///< brought here where they are not
     replaced,  ///< the user writes all sections first: nothing is loaded
   };
+  /// A block that lives here gets its first values by Contents::replaced.
   /// Returns the slot that holds the block's sections for work that is enqueued on `user` until release(). Throws ResourceError when all slots are in use, and what HomeTiers::lease() throws; then
   /// nothing has changed, and the call may be tried again.
   std::int64_t acquire(Block block,
@@ -93,14 +96,15 @@ class DeviceCache {
   /// Writes everything back and waits until the homes have it (and the file, by HomeTiers::flush()).
   void flush();
   /// Gives up all copies, or that of a block, whatever they hold: the homes got other values, or nobody needs these any more.
+  /// A block that lives here has no values then.
   void discard();
   void discard(Block block);
 
   bool holds(Block block) const { return entries_.count(block) > 0; }
-  /// Whether it is held and the policy keeps it; other copies only pass.
+  /// Whether it is held and stays, because the policy keeps it or it lives here; other copies only pass.
   bool keeps(Block block) const {
     const auto found = entries_.find(block);
-    return found != entries_.end() && found->second.kept;
+    return found != entries_.end() && (found->second.kept || found->second.lives_here);
   }
   std::int64_t resident() const noexcept { return static_cast<std::int64_t>(entries_.size()); }
   const Counters& counters() const noexcept { return counters_; }
@@ -113,10 +117,12 @@ class DeviceCache {
     BlockCopy copy;
     std::int64_t slot = 0;
     bool kept = false;
+    bool lives_here = false;
     std::uint64_t number = 0;  ///< in the order of loads
   };
 
   void bring(Block block, bool load);
+  void settle_for_good(Block block);
   bool make_slot(Block block);
   void evict(Block block);
   void forget(std::map<Block, Entry>::iterator entry);
@@ -131,8 +137,9 @@ class DeviceCache {
   Stream in_, out_;
   std::map<Block, Entry> entries_;
   std::vector<std::int64_t> free_;
-  std::int64_t kept_ = 0;
-  std::map<std::uint64_t, Block> passing_;  ///< copies that are not kept, by number
+  std::map<Block, std::int64_t> slot_for_good_;  ///< of the blocks that live here
+  std::int64_t most_kept_ = 0, kept_ = 0;        ///< of the others, by the policy
+  std::map<std::uint64_t, Block> passing_;       ///< copies that are not kept, by number
   std::optional<Block> failed_use_;  ///< the policy was told of it, and the block could not be had
   std::uint64_t numbers_ = 0;
   Counters counters_;

@@ -86,13 +86,13 @@ void ScheduleForecast::note_drawn(const Visit& visit, std::span<const Block> blo
 
 // Whether the visit is the next one, rather than a further part of the one in progress.
 bool ScheduleForecast::move_on(const Visit& visit) {
-  const std::int64_t furthest = now_ + (options_.may_skip ? length() : 1);
   if (visit == visit_at(now_ + 1)) {
     ++now_;
     return true;
   }
   if (now_ >= 0 && visit == visit_at(now_)) return false;
-  for (std::int64_t p = now_ + 2; p <= furthest; ++p) {
+  for (std::int64_t p = now_ + 2; p <= now_ + length(); ++p) {
+    if (!options_.may_skip && visit_at(p - 1).kind != VisitKind::update) break;
     if (visit != visit_at(p)) continue;
     now_ = p;
     return true;

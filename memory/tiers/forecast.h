@@ -48,12 +48,13 @@ class ScheduleForecast final : public Forecast {
     double smoothing = 0.2;  ///< weight of a new observation in p
     /// The visits that draw their blocks: forward for weights. Backward for gradients, whose schedule has no forward.
     VisitKind draws = VisitKind::forward;
-    bool may_skip = false;  ///< visits of the schedule may be left out (layers that are frozen)
+    /// Layers that are frozen have no update; may all their visits be left out?
+    bool may_skip = false;
   };
   explicit ScheduleForecast(Options options);
 
-  /// The schedule's next visit, or once more the one in progress: it then uses these blocks as well. Throws InternalError
-  /// for another.
+  /// The schedule's next visit (or one after updates that were left out), or once more the one in progress: it then uses
+  /// these blocks as well. Throws InternalError for another.
   BlockRange begin_visit(const Visit& visit, std::span<const Block> blocks) override;
   void used(Block block) override;
   double next_use(Block block) const override;

@@ -19,9 +19,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// How many leases in their last work poll() looks at beyond those that are over. Work of two streams ends in nearly the order
-// in which it was enqueued, and a host that is far ahead has thousands of leases.
-constexpr std::size_t kPolled = 32;
+// How many leases whose work is under way poll() looks at. Work of two streams ends in nearly the order in which it was
+// enqueued; a host that is far ahead has thousands of leases, and the question costs a microsecond.
+constexpr std::size_t kPolled = 4;
 
 SectionRange joined(SectionRange a, SectionRange b) {
   const int first = std::min(a.first, b.first);
@@ -30,12 +30,29 @@ SectionRange joined(SectionRange a, SectionRange b) {
 
 }  // namespace
 
+std::uint64_t HomeTiers::host_bytes_for(const RecordLayout& layout,
+                                        std::int64_t blocks,
+                                        std::int64_t in_file,
+                                        std::int64_t staging_slots) {
+  const auto bytes = [&](std::int64_t slots) {
+    return HostPool::bytes_for({.slot_bytes = layout.stride(), .slots = slots});
+  };
+  return bytes(blocks - in_file) + bytes(in_file > 0 ? staging_slots : 0);
+}
+
 HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue queue)
     : layout_(layout), options_(std::move(options)) {
   const std::int64_t in_file = std::count_if(
       options_.in_file.begin(), options_.in_file.end(), [](auto f) { return f != 0; });
+  MOESAIC_CHECK(options_.on_device.empty() || options_.on_device.size() == options_.in_file.size(),
+                "a place for every block");
+  std::int64_t on_device = 0;
+  for (Block b = 0; b < blocks(); ++b) {
+    MOESAIC_CHECK(!lives_in_file(b) || !lives_on_device(b), "a block has one home");
+    on_device += lives_on_device(b) ? 1 : 0;
+  }
   const HostPool::Options homes{.slot_bytes = layout_.stride(),
-                                .slots = blocks() - in_file,
+                                .slots = blocks() - in_file - on_device,
                                 .device = options_.device,
                                 .tag = "host tier"};
   const HostPool::Options staging{.slot_bytes = layout_.stride(),
@@ -45,7 +62,7 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
                                   .poison = options_.poison};
   MOESAIC_CHECK(in_file == 0 || options_.staging_slots >= kMinStaging,
                 fmt::format("{} staging slots; at least {}", options_.staging_slots, kMinStaging));
-  host_bytes_ = HostPool::bytes_for(homes) + HostPool::bytes_for(staging);
+  host_bytes_ = host_bytes_for(layout_, blocks(), in_file, options_.staging_slots);
   if (host_bytes_ > options_.host_budget) {
     throw ResourceError(fmt::format(
         "{} experts in host memory and {} slots on the way to the file, of {} bytes each, need {} "
@@ -79,6 +96,10 @@ HomeTiers::HomeTiers(const RecordLayout& layout, Options options, OpenedQueue qu
   at_home_.resize(static_cast<std::size_t>(homes.slots));
   std::int64_t records = 0, homed = 0;
   for (Block b = 0; b < blocks(); ++b) {
+    if (lives_on_device(b)) {
+      place_.push_back(-1);
+      continue;
+    }
     place_.push_back(lives_in_file(b) ? records++ : homed++);
     if (!lives_in_file(b)) set_up(b, *find(b), homes_->take());
   }
@@ -90,6 +111,7 @@ HomeTiers::~HomeTiers() {
 
 void HomeTiers::check(Block block, SectionRange range) const {
   MOESAIC_CHECK(block >= 0 && block < blocks(), fmt::format("block {} of {}", block, blocks()));
+  MOESAIC_CHECK(!lives_on_device(block), fmt::format("block {} lives on the device alone", block));
   layout_.check(range);
 }
 

@@ -13,13 +13,15 @@
 
 namespace moesaic::tiers {
 
-/// Where the records of blocks live: some in host memory for good, the others in the file, with a few slots of host memory
-/// (staging) that they pass through. Used by one thread; only transfers of the file run beside it.
+/// Where the records of blocks live: some in host memory for good, others in the file, with a few slots of host memory
+/// (staging) that they pass through, the rest in the slots of device caches alone. Used by one thread; only transfers of the file run beside it.
 class HomeTiers {
  public:
   struct Options {
     std::vector<std::uint8_t> in_file;  ///< by block: whether it lives in the file
-    std::int64_t staging_slots = 0;     ///< at least kMinStaging when a block lives in the file
+    /// By block: whether it has no home here, because a device cache keeps the only copy. Empty: none.
+    std::vector<std::uint8_t> on_device;
+    std::int64_t staging_slots = 0;  ///< at least kMinStaging when a block lives in the file
     std::uint64_t host_budget = ~std::uint64_t{0};  ///< bytes, for homes and staging together
     Device device = kCpu;                           ///< whose copies the host memory is for
     bool poison = false;     ///< tests: staging slots that are free hold NaNs
@@ -28,6 +30,12 @@ class HomeTiers {
     int io_depth = 8;
   };
   static constexpr std::int64_t kMinStaging = 2;  ///< one that is leased, one on its way
+
+  /// Host memory of so many blocks, `in_file` of them in the file.
+  static std::uint64_t host_bytes_for(const RecordLayout& layout,
+                                      std::int64_t blocks,
+                                      std::int64_t in_file,
+                                      std::int64_t staging_slots);
 
   /// `queue`: null, or a queue in place of the one that Options name (tests). Throws as HostPool and FileTier.
   HomeTiers(const RecordLayout& layout, Options options, OpenedQueue queue = {});
@@ -46,7 +54,7 @@ class HomeTiers {
   };
   /// Sections of a block in host memory, for the caller alone until release(). Waits for the file where it must, and for
   /// the oldest lease in its last work where no staging slot is free. May throw what a transfer failed with; then nothing
-  /// is leased, and the call may be tried again: no values are lost by a failed transfer. InternalError when the section is
+  /// is leased, and the call may be tried again: no values are lost by a failed transfer. InternalError when the block lives on the device, when the section is
   /// leased already, when it never had values, or when all staging slots are leased and not released.
   Lease lease(Block block, SectionRange range, Contents contents);
   /// Ends a lease when the work before `after` is done (at once without). Of `changed` (within the range; none: nothing)
@@ -75,6 +83,10 @@ class HomeTiers {
 
   bool lives_in_file(Block block) const {
     return options_.in_file.at(static_cast<std::size_t>(block)) != 0;
+  }
+  bool lives_on_device(Block block) const {
+    return !options_.on_device.empty() &&
+           options_.on_device.at(static_cast<std::size_t>(block)) != 0;
   }
   const RecordLayout& layout() const noexcept { return layout_; }
   Block blocks() const noexcept { return static_cast<Block>(options_.in_file.size()); }

@@ -62,7 +62,7 @@ class Reader {
     log_.experts = static_cast<std::int32_t>(node.member("experts").integer(1, kMost));
     log_.expert_bytes = static_cast<std::uint64_t>(node.member("expert_bytes").integer(0, kLarge));
     log_.state_bytes = static_cast<std::uint64_t>(node.member("state_bytes").integer(0, kLarge));
-    const std::string& updates = node.member("updates").text();
+    const std::string updates = node.member("updates").text();
     for (const Updates u : {Updates::none, Updates::touched, Updates::dense})
       if (updates == text(u)) {
         log_.updates = u;
@@ -78,7 +78,7 @@ class Reader {
     const std::int64_t step = node.member("step").integer(0, kLarge);
     Visit v;
     v.layer = static_cast<std::int32_t>(node.member("layer").integer(0, log_.layers - 1));
-    const std::string& kind = node.member("kind").text();
+    const std::string kind = node.member("kind").text();
     const std::vector<VisitKind> kinds{VisitKind::forward, VisitKind::backward, VisitKind::update};
     const auto found =
         std::find_if(kinds.begin(), kinds.end(), [&](VisitKind k) { return kind == name(k); });

@@ -15,12 +15,14 @@ namespace {
 
 std::string text_of(const ExchangeOptions& o) {
   return fmt::format(
-      "{}, {} x {} ranks, {} experts, {} choices, {} tokens at most, weights {}, buffers {}, "
+      "{}, {} x {} ranks, {} experts and {} replicas a rank, {} choices, {} tokens at most, "
+      "weights {}, buffers {}, "
       "chunks {}, experts counted {}, verify {}",
       name(o.method),
       o.grid.nodes,
       o.grid.per_node,
       o.experts,
+      o.replicas,
       o.choices,
       o.max_tokens,
       name(o.weights),
@@ -44,7 +46,8 @@ void check_options(Communicator* group, const ExchangeOptions& o) {
   }
   MOESAIC_CHECK(1 <= o.choices && o.choices <= ExchangeGroups::kMaxChoices,
                 fmt::format("{} choices per token", o.choices));
-  MOESAIC_CHECK(o.max_tokens >= 0 && o.buffer_factor >= 0 && o.chunks >= 1, "negative sizes");
+  MOESAIC_CHECK(o.max_tokens >= 0 && o.replicas >= 0 && o.buffer_factor >= 0 && o.chunks >= 1,
+                "negative sizes");
   MOESAIC_CHECK(size * o.max_tokens * o.choices < (std::int64_t{1} << 31),
                 "more rows than 32 bits count");
   if (group == nullptr) return;
@@ -134,6 +137,8 @@ void ExpertExchange::begin_plan(
   MOESAIC_CHECK(tokens <= self.options.max_tokens,
                 fmt::format("{} tokens, at most {}", tokens, self.options.max_tokens));
   MOESAIC_CHECK(passes >= 1, "no pass");
+  MOESAIC_CHECK(self.options.replicas == 0 || routing.place_of_expert.rank() == 2,
+                "copies of experts need the turns of their tokens");
   const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   self.be_at(p, "plan", 0);
   p.routing = routing;

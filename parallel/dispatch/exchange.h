@@ -19,7 +19,9 @@ namespace moesaic {
 struct ExchangeOptions {
   ExchangeMethod method = ExchangeMethod::flat;
   NodeGrid grid;
-  std::int64_t experts = 0;     ///< of all ranks, a multiple of their number
+  std::int64_t experts = 0;  ///< of all ranks, a multiple of their number
+  std::int32_t replicas =
+      0;  ///< slots of a rank for copies of experts, behind its own (ExpertCopies)
   std::int64_t choices = 0;     ///< per token (k)
   std::int64_t max_tokens = 0;  ///< of any rank
   DType weights = DType::f32;   ///< the statistics type
@@ -95,8 +97,9 @@ struct Routing {
   ConstTensorView topk;     ///< [tokens, k] i32; -1 = none
   ConstTensorView weights;  ///< [tokens, k] statistics type
   ConstTensorView kept;     ///< [tokens, k] u8, 0 = dropped; may be empty
-  ConstTensorView
-      place_of_expert;  ///< [experts] i32: rank * (experts / ranks) + number there; empty = in order
+  /// [experts] i32: rank * (experts / ranks) + number there; empty = in order. With replicas [experts, turns] i32, as
+  /// ExpertCopies::place_of_turn
+  ConstTensorView place_of_expert;
 };
 
 /// Moves the tokens of the ranks of one group to the ranks of their experts, and results back:

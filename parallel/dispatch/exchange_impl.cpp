@@ -49,7 +49,7 @@ ExpertExchange::Impl::Impl(Communicator* g, const ExchangeOptions& o, const Exch
       options(o),
       hops(hops_of(o.method)),
       rank(g == nullptr ? 0 : g->rank()),
-      places_per_rank(static_cast<std::int32_t>(o.experts / o.grid.ranks())),
+      places_per_rank(static_cast<std::int32_t>(o.experts / o.grid.ranks()) + o.replicas),
       bounds(b) {
   ExchangePlan::Impl measured(kCpu, "");
   bounds.plan_bytes = lay_out(measured, {});

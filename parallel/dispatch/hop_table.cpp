@@ -23,7 +23,7 @@ struct Walk {
 
   // `counts` are those of hop `hop` and later; `path` numbers the path so far, on which the rows are at `at`.
   void go(const std::int32_t* counts, int hop, std::int64_t path, std::int64_t paths, int at) {
-    if (hop == hops.size) return;
+    if (hop >= std::min<int>(hops.size, static_cast<int>(hops.kind.size()))) return;
     const HopKind kind = hops.kind[static_cast<std::size_t>(hop)];
     const std::int32_t groups = num_groups(kind, grid.places(at, 1));
     for (std::int32_t g = 0; g < groups; ++g) {

@@ -29,7 +29,7 @@ void BundlePool::allocate() {
   for (Entry& entry : entries_) {
     const std::size_t bytes =
         static_cast<std::size_t>(entry.shape.numel()) * byte_size(entry.dtype);
-    memory_.emplace_back(bytes, device_, "pipeline bundles");
+    memory_.emplace_back(bytes, device_, "bundles between chunks");
     entry.view = memory_.back().view(entry.shape, entry.dtype);
   }
   is_allocated_ = true;

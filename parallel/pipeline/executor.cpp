@@ -38,7 +38,9 @@ struct Executor::Walk {
   }
 
   void step() {
+    slot_of_action.clear();
     for (const Action& a : schedule.ranks[at(rank)]) {
+      slot_of_action.push_back(-1);
       switch (a.work) {
         case Work::exchange:
           exchange(a);
@@ -58,7 +60,7 @@ struct Executor::Walk {
   void forward(int chunk, int micro_batch) {
     ForwardCall call{.chunk = chunk, .micro_batch = micro_batch, .slot = take_slot(chunk)};
     Pass& pass = passes[{chunk, micro_batch}];
-    pass.slot = call.slot;
+    pass.slot = slot_of_action.back() = call.slot;
     if (chunk > 0) {
       if (schedule.placement.is_crossed(chunk - 1)) {
         wait(computing, pass.arrived);
@@ -114,6 +116,7 @@ struct Executor::Walk {
   // --- gradients
   void backward(const Action& a) {
     const Pass& pass = passes.at({a.chunk, a.micro_batch});
+    slot_of_action.back() = pass.slot;
     BackwardCall call{
         .part = a.work, .chunk = a.chunk, .micro_batch = a.micro_batch, .slot = pass.slot};
     if (a.work == Work::backward_weight) {
@@ -350,6 +353,7 @@ struct Executor::Walk {
   BundlePool pool;
   std::int64_t largest_parcel = 0;              ///< bytes
   std::vector<std::vector<bool>> slots_in_use;  ///< per chunk; grows on the dry walk
+  std::vector<int> slot_of_action;              ///< of this step so far
   std::map<Place, Pass> passes;                 ///< by chunk
   std::map<Place, ConstTensorView> values;      ///< by snapshot
   std::map<Place, Gradient> gradients;  ///< by boundary: received or to be sent or handed on
@@ -374,6 +378,7 @@ Executor::Needs Executor::needs(const Schedule& schedule, const BundlePlan& bund
   Needs needs;
   for (const auto& slots : walk.slots_in_use)
     needs.slots.push_back(static_cast<int>(slots.size()));
+  needs.slot_of_action = walk.slot_of_action;
   needs.bytes = walk.pool.bytes();
   return needs;
 }

@@ -68,7 +68,9 @@ class Executor {
   /// What a rank will need, without its communicator.
   struct Needs {
     std::vector<int> slots;  ///< by chunk of the model; 0 for those of other ranks
-    std::size_t bytes = 0;   ///< as bytes()
+    std::vector<int>
+        slot_of_action;     ///< where each action of the rank's list finds activations; -1: none
+    std::size_t bytes = 0;  ///< as bytes()
   };
   static Needs needs(const Schedule& schedule, const BundlePlan& bundles, int rank);
 

@@ -44,9 +44,28 @@ std::vector<Action> in_groups(Work work, const Sizes& sizes, int rank, int group
   return order;
 }
 
+/// The last chunk's forwards and backwards stand together in the middle.
+std::vector<Action> vertical_order(const Sizes& sizes) {
+  std::vector<Action> order = in_groups(Work::forward, sizes, 0, sizes.micro_batches);
+  const auto backwards = in_groups(Work::backward, sizes, 0, sizes.micro_batches);
+  if (!sizes.turns_at_end) {
+    order.insert(order.end(), backwards.begin(), backwards.end());
+    return order;
+  }
+  const auto all = at(sizes.micro_batches);
+  order.resize(order.size() - all);
+  for (int m = 0; m < sizes.micro_batches; ++m) {
+    order.push_back(compute(Work::forward, sizes.chunks - 1, m));
+    order.push_back(backwards[at(m)]);
+  }
+  order.insert(order.end(), backwards.begin() + sizes.micro_batches, backwards.end());
+  return order;
+}
+
 }  // namespace
 
 Orders fixed_order(Kind kind, const Sizes& sizes) {
+  if (kind == Kind::vertical) return {vertical_order(sizes)};
   // A smaller last group of an interleaved schedule: the order of a full one, without the micro-batches that are not
   // there. What is left of an order that can run can run.
   Sizes full = sizes;

@@ -8,10 +8,13 @@ namespace moesaic::pipeline {
 /// Forwards and backwards of each rank in order, without exchanges.
 using Orders = std::vector<std::vector<Action>>;
 
-/// gpipe, 1f1b and interleaved: orders that are written down without looking at time.
+/// gpipe, 1f1b, interleaved and vertical: orders that are written down without looking at time.
 ///
 /// interleaved (Narayanan et al., arXiv 2104.04473): micro-batches go through a rank in groups of `stages`, a group
 /// through one chunk after the other; a last group may be smaller.
+///
+/// vertical: layers in the outer loop (GreedySnake's order). The gradients of a weight are added up in the order of the
+/// micro-batches, as when each of them passes all layers before the next.
 Orders fixed_order(Kind kind, const Sizes& sizes);
 
 /// ZB-H1 and ZB-V (Qi et al., arXiv 2401.10241 and 2405.15362), found by list scheduling at equal times for forward,

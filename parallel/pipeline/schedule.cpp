@@ -9,7 +9,7 @@
 namespace moesaic::pipeline {
 
 const char* name(Kind kind) noexcept {
-  constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zero_bubble"};
+  constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zero_bubble", "vertical"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -81,6 +81,9 @@ std::string size_problem(Kind kind, const Sizes& sizes) {
         "zero_bubble holds one chunk per rank (ZB-H1) or two (ZB-V), not {}. Nearest "
         "valid: 2",
         sizes.chunks);
+  if (kind == Kind::vertical && sizes.stages != 1)
+    return fmt::format("vertical is the order of one stage, not of {}. Nearest valid: 1",
+                       sizes.stages);
   return "";
 }
 

@@ -13,13 +13,17 @@ namespace moesaic::pipeline {
 ///   interleaved  the same over several chunks per rank, dealt out in turn
 ///   zero_bubble  backward in two parts, gradients of weights fill what would be idle: ZB-H1 with one chunk
 ///                per rank, ZB-V with two (down the ranks and up again)
-enum class Kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble };
+///   vertical     one rank: every chunk passes all micro-batches before the next one begins, backward likewise from the
+///                last chunk to the first; what stands at the boundaries of all micro-batches is kept
+enum class Kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, vertical };
 const char* name(Kind kind) noexcept;
 
 struct Sizes {
   int stages = 1;         ///< ranks of the pipeline
   int chunks = 1;         ///< per rank
   int micro_batches = 1;  ///< of a step
+  /// vertical: in the last chunk each micro-batch turns round at once, so that the chunk keeps one of them, not all.
+  bool turns_at_end = false;
   int num_chunks() const noexcept { return stages * chunks; }
 };
 

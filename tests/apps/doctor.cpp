@@ -43,6 +43,34 @@ LaunchFacts good_launch() {
   return facts;
 }
 
+TEST_CASE("doctor: host memory and disk for offloaded experts") {
+  ProcessFacts process;
+  OffloadFacts facts{.available = 20 * kGiB};
+  CHECK(named(judge_offload(facts, process, 2), "host memory").found ==
+        "20.0 GiB available; memory.host_budget is not set");
+  facts.host_budget = 10 * kGiB;
+  CHECK(named(judge_offload(facts, process, 2), "host memory").health == Health::ok);
+  const Finding few = named(judge_offload(facts, process, 3), "host memory");
+  CHECK(few.health == Health::warn);
+  CHECK(contains(few.found, "memory.host_budget of 3 rank(s) is 30.0 GiB"));
+  facts.on_gpu = true;
+  CHECK(judge_offload(facts, process, 2).size() == 1);
+  process.locked_memory = 8 * kMiB;
+  CHECK(contains(named(judge_offload(facts, process, 2), "pinned memory").found, "8192 KiB"));
+  process.locked_memory.reset();
+  facts.file_budget = 100 * kGiB;
+  facts.disk = DiskFacts{.folder = "/scratch", .kind = "xfs", .free = 250 * kGiB};
+  CHECK(named(judge_offload(facts, process, 2), "file tier").health == Health::ok);
+  CHECK(
+      contains(named(judge_offload(facts, process, 3), "file tier").advice, "memory.file_budget"));
+  facts.disk->is_network = true;
+  CHECK(contains(named(judge_offload(facts, process, 2), "file tier").advice, "local disk"));
+  facts.disk->is_memory = true;
+  CHECK(contains(named(judge_offload(facts, process, 2), "file tier").advice, "this is memory"));
+  facts.disk->problem = "Permission denied";
+  CHECK(named(judge_offload(facts, process, 2), "file tier").health == Health::fail);
+}
+
 TEST_CASE("doctor: launch, library, root") {
   const Findings good = judge_launch(good_launch(), {});
   CHECK(named(good, "launch").found == "mpirun; 2 rank(s), 2 on this machine");

@@ -56,7 +56,9 @@ TEST_CASE("too few GPUs, or none for a rank, is said with what it sees") {
   INFO(text);
   CHECK(names(text, "2 ranks see 1 different GPU(s)"));
   CHECK(names(text, "rank 1 finds none that no other rank uses (it sees GPU-1)"));
-  CHECK(names(text, "comm.share_gpu=true"));
+  CHECK(names(text, "use run.device=cpu, or set comm.share_gpu=true"));
+  CHECK(names(gpu_choice_problem(one, alone, {.cpu = "--device cpu", .share = "--share-gpu"}),
+              "use --device cpu, or set --share-gpu to let ranks take turns"));
   const VisibleGpus blind{{"GPU-1"}, {}};
   const std::string none = gpu_choice_problem(blind, choose_gpus(blind, true));
   INFO(none);

@@ -221,6 +221,13 @@ TEST_CASE("cli: recompute patterns that match nothing are refused") {
     CHECK(result.code == 2);
     CHECK(contains(result.output, "'moe.gateup'; did you mean moe.gate_up?"));
   }
+  const Result chosen =
+      moesaic("plan " + config +
+                  " 'activations.recompute=[moe.topk]' 'train.phases=[{until: 500, freeze: [no]}]'",
+              "2>&1 >/dev/null");
+  CHECK(chosen.code == 2);
+  CHECK(contains(chosen.output, "command line: activations.recompute: 'moe.topk' names"));
+  CHECK(contains(chosen.output, "train.phases[0].freeze"));
 }
 
 TEST_CASE("cli: output that cannot be written is an error") {

@@ -47,13 +47,15 @@ TEST_CASE("places of experts on CUDA are the CPU's", "[cuda]") {
   BothBackends both;
   for (const std::int64_t tokens : {0, 1, 700}) {
     const Twin topk({tokens, 5}, DType::i32), kept({tokens, 5}, DType::u8), table({40}, DType::i32),
-        places({tokens + 9, 5}, DType::i32);
+        turns({40, 3}, DType::i32), places({tokens + 9, 5}, DType::i32);
     fill_places(topk.initial.view(), 40, 0.1, 1);
     for (std::int64_t a = 0; a < tokens * 5; ++a)
       kept.initial.data<std::uint8_t>()[a] =
           uniform(3, static_cast<std::uint64_t>(a)) < 0.7 ? 1 : 0;
     for (int e = 0; e < 40; ++e)
       table.initial.data<std::int32_t>()[e] = (e * 7 + 3) % 40;
+    for (int i = 0; i < 120; ++i)
+      turns.initial.data<std::int32_t>()[i] = (i * 11 + 5) % 48;
     poison(places);
     for (const bool all : {false, true}) {
       require_cuda_matches_cpu(
@@ -65,6 +67,13 @@ TEST_CASE("places of experts on CUDA are the CPU's", "[cuda]") {
                                 .experts = 40};
           });
     }
+    require_cuda_matches_cpu(both, {&topk, &kept, &turns, &places}, {{&places, 0}}, [&](auto side) {
+      return ExpertPlaces{.places = side(places),
+                          .topk = side(topk),
+                          .kept = side(kept),
+                          .place_of_expert = side(turns),
+                          .experts = 40};
+    });
   }
 }
 

@@ -98,5 +98,22 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("tiers on a GPU: large pinned memory takes part in copies both ways, again and again") {
+  MOESAIC_NEEDS_CUDA();
+  const std::uint64_t bytes =
+      (std::uint64_t{256} << 20) + 4096;  // mapped and registered, not allocated by the driver
+  Stream stream(kCuda, "copies");
+  const Buffer device(bytes, kCuda, "test");
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    const Buffer from = make_host_buffer(bytes, kCuda, "test"),
+                 to = make_host_buffer(bytes, kCuda, "test");
+    fill(from.data(), bytes, 1, round);
+    copy_tensor(bytes_at(device.data(), bytes, kCuda), bytes_at(from.data(), bytes, kCpu), stream);
+    copy_tensor(bytes_at(to.data(), bytes, kCpu), bytes_at(device.data(), bytes, kCuda), stream);
+    stream.synchronize();
+    CHECK(holds(to.data(), bytes, 1, round));
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::test

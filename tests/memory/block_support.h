@@ -59,6 +59,7 @@ auto persist(F&& f, int* failures = nullptr) {
 
 inline void fill_homes(HomeTiers& homes) {
   for (Block b = 0; b < homes.blocks(); ++b) {
+    if (homes.lives_on_device(b)) continue;
     const auto lease =
         persist([&] { return homes.lease(b, layout().all(), HomeTiers::Contents::replaced); });
     for (int s = 0; s < layout().count(); ++s)
@@ -70,6 +71,7 @@ inline void fill_homes(HomeTiers& homes) {
 inline void check_homes(HomeTiers& homes, Versions& versions) {
   persist([&] { homes.flush(); });
   for (Block b = 0; b < homes.blocks(); ++b) {
+    if (homes.lives_on_device(b)) continue;
     const auto lease =
         persist([&] { return homes.lease(b, layout().all(), HomeTiers::Contents::needed); });
     for (int s = 0; s < layout().count(); ++s) {
@@ -83,10 +85,13 @@ inline void check_homes(HomeTiers& homes, Versions& versions) {
 inline HomeTiers::Options home_options(const std::filesystem::path& folder,
                                        Block blocks,
                                        int in_file_of_4,
-                                       std::int64_t staging) {
+                                       std::int64_t staging,
+                                       int on_device_of_4 = 0) {
   HomeTiers::Options o;
-  for (Block b = 0; b < blocks; ++b)
+  for (Block b = 0; b < blocks; ++b) {
     o.in_file.push_back(b % 4 < in_file_of_4 ? 1 : 0);
+    o.on_device.push_back(3 - b % 4 < on_device_of_4 ? 1 : 0);
+  }
   o.staging_slots = staging;
   o.poison = true;
   o.file.file.folder = folder;

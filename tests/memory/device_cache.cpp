@@ -14,22 +14,27 @@ namespace {
 struct TrainingRun {
   int policy = 0;  // 0 to 2: policy_of(); 3: sched
   std::int64_t slots = 3;
-  int in_file_of_4 = 0;
+  int in_file_of_4 = 0, on_device_of_4 = 0;
   Stream::Mode mode = Stream::Mode::worker;
   bool delays = false, prefetches = false;
 };
 struct TrainingResult {
   int wrong = 0;
   std::vector<std::uint64_t> moves;  // of both caches after every visit
-  std::uint64_t hits = 0, uses = 0;
+  std::uint64_t hits = 0, uses = 0, bytes = 0;
 };
 
 // Steps like those of training: forward and backward read weights, an update reads and writes weights and states.
 TrainingResult train(const TouchLog& log, const TrainingRun& run) {
   const TemporaryFolder folder("tiers_train");
   const Block blocks = log.blocks();
-  HomeTiers homes(layout(), home_options(folder.path(), blocks, run.in_file_of_4, 3));
+  HomeTiers homes(layout(),
+                  home_options(folder.path(), blocks, run.in_file_of_4, 3, run.on_device_of_4));
   fill_homes(homes);
+  std::vector<Block> on_device;
+  for (Block b = 0; b < blocks; ++b)
+    if (homes.lives_on_device(b)) on_device.push_back(b);
+  const auto lasting = static_cast<std::int64_t>(on_device.size());
   Versions versions(blocks);
   const auto policy = [&] {
     return run.policy < 3 ? policy_of(run.policy, 4)
@@ -39,12 +44,19 @@ TrainingResult train(const TouchLog& log, const TrainingRun& run) {
                                                           .experts = log.experts,
                                                           .updates = log.updates}));
   };
-  DeviceCache weights(
-      homes,
-      {.range = {0, 1}, .slots = run.slots, .transit = 1, .mode = run.mode, .poison = true},
-      policy());
+  DeviceCache weights(homes,
+                      {.range = {0, 1},
+                       .slots = lasting + (lasting < blocks ? run.slots : 0),
+                       .transit = 1,
+                       .mode = run.mode,
+                       .poison = true},
+                      policy());
   DeviceCache states(homes,
-                     {.range = {1, 3}, .slots = 3, .transit = 2, .mode = run.mode, .poison = true},
+                     {.range = {1, 3},
+                      .slots = lasting + (lasting < blocks ? 3 : 0),
+                      .transit = 2,
+                      .mode = run.mode,
+                      .poison = true},
                      make_lru_policy());
   Stream compute(kCpu, "compute", run.mode);
   std::atomic<int> wrong{0};
@@ -64,6 +76,18 @@ TrainingResult train(const TouchLog& log, const TrainingRun& run) {
     const std::uint64_t version = ++versions.at(b, s);
     compute.enqueue([=] { put(at, b, s, version); });
   };
+  // What lives on the device gets its first values there.
+  for (const Block b : on_device) {
+    for (DeviceCache* cache : {&weights, &states}) {
+      const SectionRange sections = cache == &weights ? SectionRange{0, 1} : SectionRange{1, 3};
+      const std::int64_t slot =
+          cache->acquire(b, Access::write, compute, DeviceCache::Contents::replaced);
+      for (int s = sections.first; s < sections.end(); ++s)
+        compute.enqueue([=, at = cache->data(slot, s)] { put(at, b, s, 0); });
+      cache->release(b, Access::write, compute, sections);
+    }
+  }
+  const std::uint64_t uses_before = weights.counters().uses;
   for (const TouchLog::Entry& entry : log.entries) {
     weights.begin_visit(entry.visit, entry.blocks);
     const bool updates = entry.visit.kind == VisitKind::update;
@@ -98,11 +122,21 @@ TrainingResult train(const TouchLog& log, const TrainingRun& run) {
   }
   weights.flush();
   states.flush();
+  for (const Block b : on_device) {
+    read(weights.data(weights.acquire(b, Access::read, compute), 0), b, 0);
+    weights.release(b, Access::read, compute);
+    const std::int64_t slot = states.acquire(b, Access::read, compute);
+    for (int s = 1; s < 4; ++s)
+      read(states.data(slot, s), b, s);
+    states.release(b, Access::read, compute);
+  }
   compute.synchronize();
   check_homes(homes, versions);
   result.wrong = wrong;
   result.hits = weights.counters().hits;
-  result.uses = weights.counters().uses;
+  result.uses = weights.counters().uses - uses_before;
+  for (const DeviceCache* cache : {&weights, &states})
+    result.bytes += cache->counters().bytes_up + cache->counters().bytes_down;
   return result;
 }
 
@@ -137,6 +171,45 @@ TEST_CASE(
       }
     }
   }
+}
+
+TEST_CASE("tiers: blocks that live on the device stay there, and cost no transfer and no home") {
+  for (const VisitOrder order : {VisitOrder::horizontal, VisitOrder::vertical}) {
+    const TouchLog log = training_log(order, Updates::dense);
+    std::uint64_t bytes = ~std::uint64_t{0};
+    for (const int on_device : {0, 1, 3, 4}) {
+      for (int policy = 0; policy < 4; ++policy) {
+        const TrainingResult result = train(log,
+                                            {.policy = policy,
+                                             .slots = 3,
+                                             .in_file_of_4 = on_device < 3 ? 1 : 0,
+                                             .on_device_of_4 = on_device,
+                                             .delays = policy == 0,
+                                             .prefetches = policy == 3});
+        INFO(on_device << " of 4 blocks on the device, policy " << policy);
+        CHECK(result.wrong == 0);
+        if (on_device == 4) CHECK(result.bytes == 0);
+        if (policy == 1) {
+          CHECK(result.bytes < bytes);
+          bytes = result.bytes;
+        }
+      }
+    }
+  }
+  const TemporaryFolder folder("tiers_lasting");
+  HomeTiers homes(layout(), home_options(folder.path(), 4, 0, 2, 1));
+  CHECK_THROWS_AS(homes.lease(3, layout().all(), HomeTiers::Contents::needed), InternalError);
+  DeviceCache cache(homes, {.range = {0, 1}, .slots = 4, .transit = 1}, make_lru_policy());
+  Stream user(kCpu, "user");
+  CHECK_THROWS_AS(cache.acquire(3, Access::read, user), InternalError);  // without values
+  cache.acquire(3, Access::write, user, DeviceCache::Contents::replaced);
+  cache.release(3, Access::write, user, SectionRange{0, 1});
+  CHECK(cache.keeps(3));
+  cache.discard();
+  CHECK_THROWS_AS(cache.acquire(3, Access::read, user), InternalError);  // nobody has them any more
+  CHECK_THROWS_AS(
+      DeviceCache(homes, {.range = {0, 1}, .slots = 3, .transit = 1}, make_lru_policy()),
+      InternalError);
 }
 
 TEST_CASE(
@@ -196,6 +269,54 @@ TEST_CASE(
   CHECK_THROWS_AS(cache.release(1, Access::read, user), InternalError);
   CHECK_THROWS_AS(cache.acquire(1, Access::read, user, DeviceCache::Contents::replaced),
                   InternalError);
+}
+
+TEST_CASE(
+    "tiers: single copies are given up, another policy takes over what is kept, and a block can "
+    "pass ahead") {
+  const TemporaryFolder folder("tiers_single");
+  HomeTiers homes(layout(), home_options(folder.path(), 6, 0, 0));
+  fill_homes(homes);
+  DeviceCache cache(
+      homes, {.range = {0, 1}, .slots = 4, .transit = 2, .poison = true}, make_lru_policy());
+  Stream user(kCpu, "user");
+  std::atomic<int> wrong{0};
+  const auto use = [&](Block b) {
+    const std::byte* at = cache.data(cache.acquire(b, Access::read, user), 0);
+    user.enqueue([=, &wrong] {
+      if (!moesaic::test::holds(at, b, 0, 0)) ++wrong;
+    });
+    cache.release(b, Access::read, user);
+  };
+  use(0);
+  use(1);
+  CHECK((cache.keeps(0) && cache.keeps(1) && !cache.keeps(2)));
+  // 0 and 1 stay from now on; the others pass.
+  cache.set_policy(make_static_policy({2, 2, 1, 1, 1, 1}));
+  for (const Block b : {2, 3, 4})
+    use(b);
+  CHECK((cache.keeps(0) && cache.keeps(1)));
+  CHECK((!cache.holds(2) && cache.holds(3) && cache.holds(4)));
+  CHECK(!cache.prefetch(5));
+  CHECK(!cache.holds(5));
+  CHECK(cache.prefetch(5, true));  // in the place of 3
+  CHECK((!cache.holds(3) && cache.holds(4) && cache.holds(5)));
+  CHECK(cache.counters().prefetches == 1);
+  use(5);
+  CHECK(cache.counters().hits == 1);
+  // A copy that nobody needs any more leaves without a way home.
+  std::byte* at = cache.data(cache.acquire(1, Access::write, user), 0);
+  user.enqueue([at] { put(at, 1, 0, 9); });
+  CHECK_THROWS_AS(cache.discard(1), InternalError);
+  cache.release(1, Access::write, user, SectionRange{0, 1});
+  cache.discard(1);
+  cache.discard(1);  // what is not there may be given up
+  CHECK((!cache.holds(1) && cache.resident() == 3));
+  CHECK(cache.counters().bytes_down == 0);
+  use(1);
+  CHECK(cache.keeps(1));
+  user.synchronize();
+  CHECK(wrong == 0);
 }
 
 }  // namespace

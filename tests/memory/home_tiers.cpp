@@ -98,6 +98,47 @@ TEST_CASE(
   check_homes(homes, versions);
 }
 
+TEST_CASE("homes: what was read ahead waits for its lease, unless nobody waits for it any more") {
+  const TemporaryFolder folder("homes_ahead");
+  HomeTiers homes(layout(), home_options(folder.path(), 6, 4, 3));
+  fill_homes(homes);
+  homes.flush();
+  const SectionRange w{0, 1};
+  const auto arrived = [&](Block b) {
+    while (!homes.is_ready(b, w))
+      std::this_thread::yield();
+  };
+  const auto reads = [&] { return homes.file()->counters().reads; };
+  const auto use = [&](Block b) {
+    const auto lease = homes.lease(b, w, HomeTiers::Contents::needed);
+    CHECK(holds(lease.image, b, 0, 0));
+    homes.release(b, w, std::nullopt);
+  };
+  use(5);
+  const std::uint64_t before = reads();
+  for (const Block b : {0, 1, 2}) {
+    REQUIRE(homes.prefetch(b, w));
+    arrived(b);
+  }
+  CHECK(!homes.prefetch(3, w));
+  CHECK(homes.prefetch(1, w));  // is there
+  use(1);
+  CHECK(homes.prefetch(3, w));  // in the place of 1
+  use(0);
+  use(2);
+  use(3);
+  CHECK(reads() == before + 4);
+  for (const Block b : {0, 1, 2}) {
+    REQUIRE(homes.prefetch(b, w));
+    arrived(b);
+  }
+  use(4);  // who cannot wait takes a place
+  homes.forget_prefetched();
+  for (const Block b : {3, 5})
+    CHECK(homes.prefetch(b, w));
+  homes.flush();
+}
+
 TEST_CASE("homes: the host budget is a ceiling for homes and staging together") {
   const TemporaryFolder folder("homes_budget");
   HomeTiers::Options o = home_options(folder.path(), 8, 2, 3);

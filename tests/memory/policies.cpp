@@ -323,5 +323,96 @@ TEST_CASE(
   CHECK(dense.next_use(3) == 4.75);  // used by nobody, and updated
 }
 
+TEST_CASE("forecast: a visit in several parts counts once, with the experts of all of them") {
+  const auto step = step_visits(3, 1, VisitOrder::horizontal, Updates::touched);
+  ScheduleForecast whole = forecast_of(step, Updates::touched),
+                   parts = forecast_of(step, Updates::touched);
+  const std::vector<Block> first{0, 2}, second{2, 3}, both{0, 2, 3};
+  for (int round = 0; round < 3; ++round) {
+    for (const Visit& visit : step) {
+      const Block begin = visit.layer * 4;
+      const auto of_layer = [&](std::vector<Block> blocks) {
+        for (Block& b : blocks)
+          b += begin;
+        return blocks;
+      };
+      whole.begin_visit(visit, of_layer(both));
+      parts.begin_visit(visit, of_layer(first));
+      for (const Block b : of_layer(first))
+        parts.used(b);
+      parts.begin_visit(visit, of_layer(second));
+      CHECK(parts.next_use(begin + 2) == whole.next_use(begin + 2));  // now, once more
+      for (const Block b : of_layer(second))
+        parts.used(b);
+      for (const Block b : of_layer(both))
+        whole.used(b);
+      for (Block b = 0; b < 12; ++b) {
+        CHECK(parts.next_use(b) == whole.next_use(b));
+        CHECK(parts.touch_probability(b) == whole.touch_probability(b));
+      }
+      const auto a = whole.foresee(4, 0.5), b = parts.foresee(4, 0.5);
+      REQUIRE(a.size() == b.size());
+      for (std::size_t i = 0; i < a.size(); ++i)
+        CHECK((a[i].block == b[i].block && a[i].probability == b[i].probability));
+    }
+  }
+  CHECK(whole.touch_probability(1) == Approx(0.8 * 0.8 * 0.8));
+  CHECK(whole.touch_probability(3) == Approx(1));
+}
+
+TEST_CASE("forecast: an update may be left out, nothing else") {
+  const auto step = step_visits(3, 1, VisitOrder::horizontal, Updates::dense);
+  ScheduleForecast f = forecast_of(step, Updates::dense);
+  const std::vector<Block> none;
+  for (std::size_t i = 0; i < 6; ++i)
+    f.begin_visit(step[i], none);
+  f.begin_visit(step[7], none);  // without U2
+  CHECK(f.next_use(0) == 8);     // U0
+  f.begin_visit(step[0], none);  // without U0
+  CHECK_THROWS_AS(f.begin_visit(step[2], none), InternalError);
+  f.begin_visit(step[1], none);
+}
+
+TEST_CASE("forecast: two visits of the schedule that are alike follow each other") {
+  const std::vector<Visit> step{{0, VisitKind::forward, 0}, {0, VisitKind::forward, 0}};
+  ScheduleForecast f = forecast_of(step, Updates::none);
+  const std::vector<Block> one{1};
+  f.begin_visit(step[0], one);
+  f.used(1);
+  CHECK(f.next_use(1) == 1.25);
+  f.begin_visit(step[1], one);
+  f.used(1);
+  CHECK(f.next_use(1) == 2.25);
+}
+
+TEST_CASE("forecast: gradients are drawn by backward, and layers may be left out") {
+  // B2 B1 B0 twice, then the updates of what has a gradient.
+  std::vector<Visit> step;
+  for (const Visit& v : step_visits(3, 2, VisitOrder::horizontal, Updates::touched))
+    if (v.kind != VisitKind::forward) step.push_back(v);
+  ScheduleForecast f({.step = step,
+                      .layers = 3,
+                      .experts = 4,
+                      .updates = Updates::touched,
+                      .draws = VisitKind::backward,
+                      .may_skip = true});
+  const std::vector<Block> one{9}, none;
+  f.begin_visit(step[0], one);
+  f.used(9);
+  CHECK(f.next_use(9) == 3.5);                        // p is 1: B2 of the second micro-batch
+  CHECK(f.next_use(8) == Approx(3.75 + 0.25 * 4.5));  // has none yet
+  // Layer 1 is frozen: B0 comes next.
+  f.begin_visit(step[2], none);
+  f.begin_visit(step[3], none);
+  CHECK(f.next_use(9) == 6.25);  // U2, which is certain
+  f.begin_visit(step[5], none);
+  f.begin_visit(step[6], one);
+  f.used(9);
+  f.begin_visit(step[8], none);
+  f.begin_visit(step[0], one);  // the next step
+  CHECK(f.next_use(9) == 9.5);
+  CHECK_THROWS_AS(f.begin_visit({1, VisitKind::forward, 0}, none), InternalError);
+}
+
 }  // namespace
 }  // namespace moesaic::test

@@ -50,6 +50,19 @@ TEST_CASE(
   CHECK_THROWS_AS(run(op), InternalError);
 }
 
+TEST_CASE("expert places: turns of an expert's tokens, by the number of the token") {
+  CpuRunner run;
+  const Tensor topk({4, 2}, DType::i32, std::vector<int>{0, 1, 1, 0, -1, 1, 0, 2}),
+      table({3, 3}, DType::i32, std::vector<int>{10, 11, 12, 20, 21, 22, 30, 30, 30}),
+      places({5, 2}, DType::i32);
+  ExpertPlaces op{
+      .places = places, .topk = topk, .kept = {}, .place_of_expert = table, .experts = 3};
+  run(op);
+  CHECK(places.ints() == Ints{10, 20, 21, 11, -1, 22, 10, 30, -1, -1});
+  op.experts = 4;
+  CHECK_THROWS_AS(run(op), InternalError);
+}
+
 TEST_CASE("exchange groups: ascending, each once, and where every choice belongs") {
   CpuRunner run(2);
   for (const std::int64_t k : {1, 5, 40, 64}) {

@@ -45,7 +45,7 @@ void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::
     if (is_dense(method))
       rank.places.resize(static_cast<std::size_t>(c.max_tokens() * c.choices), -1);
   }
-  const RoutedPlan plan = route_tokens(method, c.grid, c.experts_per_rank, padded);
+  const RoutedPlan plan = route_tokens(method, c.grid, c.experts_per_rank + c.replicas, padded);
   const double limit = compute == DType::f64 ? 1e-13 : compute == DType::f32 ? 1e-5 : 0.06;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     INFO("rank " << r);
@@ -74,7 +74,7 @@ void check(const ExchangeCase& c, ExchangeMethod method, DType compute = DType::
     for (std::size_t i = 0; i < rows.size(); ++i) {
       for (std::size_t j = 0; j < rows[i].places.size(); ++j) {
         const std::int32_t place = rows[i].places[j];
-        REQUIRE(run.places[i][j] == (place < 0 ? -1 : place % c.experts_per_rank));
+        REQUIRE(run.places[i][j] == (place < 0 ? -1 : place % (c.experts_per_rank + c.replicas)));
       }
       const RankTokens& source = tokens[static_cast<std::size_t>(rows[i].source)];
       const auto at = static_cast<std::size_t>(rows[i].token * c.width);
@@ -124,6 +124,31 @@ TEST_CASE("exchange: ranks with other numbers of tokens, some with none") {
   ExchangeCase wide = even_case({3, 2}, 0, 4);
   wide.tokens = {0, 3, 8, 0, 1, 2};
   check_all(wide);
+}
+
+TEST_CASE("exchange: tokens of experts with copies inside their node, every method") {
+  for (const NodeGrid& grid : {NodeGrid{1, 2}, NodeGrid{2, 2}, NodeGrid{1, 4}, NodeGrid{2, 3}}) {
+    for (const std::int32_t replicas : {1, 2}) {
+      ExchangeCase c = even_case(grid, 40, 3);
+      c.experts_per_rank = 3;
+      c.replicas = replicas;
+      c.permuted = replicas == 2;
+      c.spread = Spread::skewed;
+      c.drop = 0.1;
+      REQUIRE(copies_of(c).num_copies() > 0);
+      check_all(c);
+      // Small buffers, chunks, ranks with other numbers of tokens.
+      c.tokens[0] = 7;
+      c.buffer_factor = 0.4;
+      c.chunks = 2;
+      check_all(c);
+    }
+  }
+  // Nodes of one rank have nowhere to put a copy: empty slots.
+  ExchangeCase alone = even_case({3, 1}, 9, 2);
+  alone.replicas = 2;
+  CHECK(copies_of(alone).num_copies() == 0);
+  check_all(alone);
 }
 
 TEST_CASE("exchange: skewed, to one expert, to one rank, to its own rank") {

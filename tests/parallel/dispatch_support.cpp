@@ -7,6 +7,7 @@ ExchangeOptions options_of(const ExchangeCase& c, ExchangeMethod method, DType s
   return {.method = method,
           .grid = c.grid,
           .experts = c.experts(),
+          .replicas = c.replicas,
           .choices = c.choices,
           .max_tokens = c.max_tokens(),
           .weights = stats,
@@ -30,6 +31,7 @@ ExchangeRun::ExchangeRun(Communicator* group,
       compute_(compute),
       stats_(stats_of(compute)),
       rank_(group == nullptr ? 0 : group->rank()),
+      copies_(copies_of(c)),
       exchange_(group, options_of(c, method, stats_)),
       owner_(
           {.mode = mode, .num_threads = 1, .scratch_bytes = std::size_t{1} << 20, .name = "test"}),
@@ -39,7 +41,7 @@ ExchangeRun::ExchangeRun(Communicator* group,
       rows_({exchange_.bounds().rows, c.width}, compute),
       drows_({exchange_.bounds().rows, c.width}, compute),
       partial_({exchange_.bounds().rows, c.width}, compute),
-      offsets_({c.experts_per_rank + 1}, DType::i32),
+      offsets_({copies_.places_per_rank() + 1}, DType::i32),
       map_({exchange_.bounds().rows, c.choices}, DType::i32),
       token_of_row_({exchange_.bounds().copies}, DType::i32),
       xs_({exchange_.bounds().copies, c.width}, compute),
@@ -64,13 +66,13 @@ void ExchangeRun::experts_forward() {
                             .token_count = row_count_});
   moesaic::run(b, dispatch_rows(xs_, rows_, token_of_row_, offsets_));
   settle();
-  for (std::int32_t e = 0; e < c_.experts_per_rank; ++e) {
+  for (std::int32_t e = 0; e < copies_.places_per_rank(); ++e) {
     for (auto row = static_cast<std::int64_t>(offsets_.at(e));
          row < static_cast<std::int64_t>(offsets_.at(e + 1));
          ++row) {
       for (std::int64_t col = 0; col < c_.width; ++col) {
         const double x = xs_.at(row * c_.width + col);
-        ye_.set(row * c_.width + col, expert_factor(rank_ * c_.experts_per_rank + e, col) * x * x);
+        ye_.set(row * c_.width + col, factor(e, col) * x * x);
       }
     }
   }
@@ -91,15 +93,14 @@ void ExchangeRun::experts_backward() {
                RowWeightForward{
                    .row_weight = row_weight, .weights = weights_rows_, .row_of_assignment = map_});
   settle();
-  for (std::int32_t e = 0; e < c_.experts_per_rank; ++e) {
+  for (std::int32_t e = 0; e < copies_.places_per_rank(); ++e) {
     for (auto row = static_cast<std::int64_t>(offsets_.at(e));
          row < static_cast<std::int64_t>(offsets_.at(e + 1));
          ++row) {
       double dw = 0;
       for (std::int64_t col = 0; col < c_.width; ++col) {
         const std::int64_t i = row * c_.width + col;
-        const double f = expert_factor(rank_ * c_.experts_per_rank + e, col), x = xs_.at(i),
-                     g = dys.at(i);
+        const double f = factor(e, col), x = xs_.at(i), g = dys.at(i);
         dw += f * x * x * g;
         dxs.set(i, row_weight.at(row) * 2 * f * x * g);
       }
@@ -125,6 +126,7 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
       weights({n, c_.choices}, stats_, tokens.weights), x({n, c_.width}, compute_, tokens.x),
       dout({n, c_.width}, compute_, tokens.dout),
       table({c_.experts()}, DType::i32, places_of_experts(c_)),
+      turns({c_.experts(), kReplicaTurns}, DType::i32, copies_.place_of_turn),
       memory({bounds.plan_bytes}, DType::u8), out({n, c_.width}, compute_),
       dx({n, c_.width}, compute_), dweights({n, c_.choices}, stats_),
       transit({exchange_.transit_bytes(c_.width, compute_, c_.format)}, DType::u8),
@@ -138,7 +140,9 @@ RankRun ExchangeRun::run(const RankTokens& tokens) {
                        {.topk = topk,
                         .weights = weights,
                         .kept = c_.drop > 0 ? kept.view() : TensorView(),
-                        .place_of_expert = c_.permuted ? table.view() : TensorView()},
+                        .place_of_expert = c_.replicas > 0 ? turns.view()
+                                           : c_.permuted   ? table.view()
+                                                           : TensorView()},
                        c_.passes);
   settle();
   exchange_.finish_plan(plan, b);

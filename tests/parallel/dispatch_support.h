@@ -15,6 +15,7 @@
 #include "kernels/ops/permute.h"
 #include "parallel/dispatch/exchange.h"
 #include "parallel/dispatch/routed_plan.h"
+#include "parallel/expert_replicas.h"
 #include "tests/support/catch.h"
 
 namespace moesaic::test {
@@ -31,6 +32,8 @@ struct ExchangeCase {
   double drop = 0;        ///< share of dropped choices
   bool different = true;  ///< a token's choices are different experts, as far as there are enough
   bool permuted = false;  ///< experts live at other places than in order
+  std::int32_t replicas =
+      0;  ///< slots for copies on every rank, filled for experts of falling popularity
   double buffer_factor = 0;
   int chunks = 1, passes = 1;
   RowFormat format = RowFormat::plain;  ///< of the forward dispatch
@@ -42,12 +45,14 @@ struct ExchangeCase {
   std::int64_t max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   std::string text() const {
     std::string t = fmt::format(
-        "{} x {}, {} experts a rank, top {}, spread {}, drop {}, factor {}, chunks {}, passes {}, "
+        "{} x {}, {} experts and {} replicas a rank, top {}, spread {}, drop {}, factor {}, chunks "
+        "{}, passes {}, "
         "seed {}, "
         "tokens",
         grid.nodes,
         grid.per_node,
         experts_per_rank,
+        replicas,
         choices,
         static_cast<int>(spread),
         drop,
@@ -130,22 +135,42 @@ inline std::vector<std::int32_t> places_of_experts(const ExchangeCase& c) {
   return places;  // 7 shares no factor with the sizes of these tests
 }
 
+/// By loads that make the first experts worth copying.
+inline ExpertCopies copies_of(const ExchangeCase& c) {
+  std::vector<double> load(static_cast<std::size_t>(c.experts()));
+  for (std::size_t e = 0; e < load.size(); ++e)
+    load[e] = 1 / static_cast<double>(e + 1);
+  return balanced_copies(load, c.grid, places_of_experts(c), c.replicas);
+}
+
+/// The place at home of the expert that is, or has a copy, at this one.
+inline std::int64_t home_of(const ExchangeCase& c, const ExpertCopies& copies, std::int64_t place) {
+  const std::int64_t each = copies.places_per_rank(), rank = place / each, number = place % each;
+  if (number < copies.homes) return rank * copies.homes + number;
+  const std::int32_t expert = copies.expert_of_slot.at(
+      static_cast<std::size_t>(rank * copies.slots + number - copies.homes));
+  return places_of_experts(c).at(static_cast<std::size_t>(expert));
+}
+
 inline std::vector<TokenChoices> choices_of(const ExchangeCase& c,
                                             const std::vector<RankTokens>& ranks) {
   std::vector<TokenChoices> all;
-  const auto places = places_of_experts(c);
+  const auto turns = copies_of(c).place_of_turn;
   for (const RankTokens& rank : ranks) {
     TokenChoices one{c.choices, {}};
-    for (std::size_t a = 0; a < rank.topk.size(); ++a)
-      one.places.push_back(rank.topk[a] < 0 || rank.kept[a] == 0
-                               ? -1
-                               : places[static_cast<std::size_t>(rank.topk[a])]);
+    for (std::size_t a = 0; a < rank.topk.size(); ++a) {
+      const std::size_t turn = a / static_cast<std::size_t>(c.choices) % kReplicaTurns;
+      one.places.push_back(
+          rank.topk[a] < 0 || rank.kept[a] == 0
+              ? -1
+              : turns[static_cast<std::size_t>(rank.topk[a]) * kReplicaTurns + turn]);
+    }
     all.push_back(std::move(one));
   }
   return all;
 }
 
-/// Expert at place p: y_c = a(p, c) x_c^2.
+/// Expert that is at home at place p: y_c = a(p, c) x_c^2.
 inline double expert_factor(std::int64_t place, std::int64_t column) {
   return 0.5 + uniform(99, static_cast<std::uint64_t>(place * 64 + column));
 }
@@ -161,12 +186,14 @@ inline LayerResult brute_force(const ExchangeCase& c,
   result.out.assign(rank.x.size(), 0);
   result.dx.assign(rank.x.size(), 0);
   result.dweights.assign(rank.topk.size(), 0);
+  const ExpertCopies copies = copies_of(c);
   for (std::size_t a = 0; a < choices.places.size(); ++a) {
     if (choices.places[a] < 0) continue;
     const std::size_t t = a / static_cast<std::size_t>(c.choices);
+    const std::int64_t home = home_of(c, copies, choices.places[a]);
     for (std::int64_t col = 0; col < c.width; ++col) {
       const std::size_t i = t * static_cast<std::size_t>(c.width) + static_cast<std::size_t>(col);
-      const double f = expert_factor(choices.places[a], col), x = rank.x[i], g = rank.dout[i];
+      const double f = expert_factor(home, col), x = rank.x[i], g = rank.dout[i];
       result.out[i] += rank.weights[a] * f * x * x;
       result.dx[i] += rank.weights[a] * 2 * f * x * g;
       result.dweights[a] += f * x * x * g;
@@ -264,10 +291,14 @@ class ExchangeRun {
   void experts_forward();
   void experts_backward();
   void settle();
+  double factor(std::int32_t number, std::int64_t column) const {
+    return expert_factor(home_of(c_, copies_, rank_ * copies_.places_per_rank() + number), column);
+  }
 
   ExchangeCase c_;
   DType compute_, stats_;
   int rank_;
+  ExpertCopies copies_;
   ExpertExchange exchange_;
   BackendOwner owner_;
   Field topk_rows_, weights_rows_, row_count_, rows_, drows_, partial_, offsets_, map_,

@@ -15,7 +15,8 @@
 namespace moesaic::pipeline {
 namespace {
 
-constexpr Kind kKinds[] = {Kind::gpipe, Kind::one_f_one_b, Kind::interleaved, Kind::zero_bubble};
+constexpr Kind kKinds[] = {
+    Kind::gpipe, Kind::one_f_one_b, Kind::interleaved, Kind::zero_bubble, Kind::vertical};
 
 std::string text(Kind kind, const Sizes& s) {
   return std::string(name(kind)) + " stages " + std::to_string(s.stages) + " chunks " +
@@ -101,7 +102,7 @@ TEST_CASE("pipeline: every legal schedule is valid, and within its bounds of mem
       const int kept = slots.per_rank[static_cast<std::size_t>(rank)];
       const int all = s.sizes.chunks * s.sizes.micro_batches;
       const int p = s.sizes.stages, v = s.sizes.chunks;
-      if (s.kind == Kind::gpipe) REQUIRE(kept == all);
+      if (s.kind == Kind::gpipe || s.kind == Kind::vertical) REQUIRE(kept == all);
       if (s.kind == Kind::one_f_one_b) REQUIRE(kept == std::min(all, p - rank));
       if (s.kind == Kind::interleaved)
         REQUIRE(kept <= std::min(all, 2 * (p - 1 - rank) + (v - 1) * p + 1));
@@ -116,7 +117,7 @@ TEST_CASE("pipeline: every legal schedule is valid, and within its bounds of mem
                 s, {.in_flight = *std::max_element(slots.per_chunk.begin(), slots.per_chunk.end())})
                 .empty());
   });
-  REQUIRE(count == 8 * 16 * (4 + 1 + 3 + 2));
+  REQUIRE(count == 8 * 16 * (4 + 1 + 3 + 2) + 16 * 4);
 }
 
 TEST_CASE("pipeline: sizes that a schedule does not have are refused with the nearest valid ones") {
@@ -128,6 +129,7 @@ TEST_CASE("pipeline: sizes that a schedule does not have are refused with the ne
   refused(Kind::one_f_one_b, {2, 2, 4}, "not 2. Nearest valid: 1");
   refused(Kind::interleaved, {2, 1, 4}, "Nearest valid: 2");
   refused(Kind::zero_bubble, {2, 3, 4}, "Nearest valid: 2");
+  refused(Kind::vertical, {2, 3, 4}, "not of 2. Nearest valid: 1");
   refused(Kind::gpipe, {0, 1, 4}, "at least 1");
   refused(Kind::gpipe, {1, 0, 4}, "at least 1");
   refused(Kind::gpipe, {1, 1, 0}, "at least 1");
@@ -188,7 +190,7 @@ TEST_CASE(
     "pipeline: uneven chunks; exchanges beside the computing cost no more than blocking ones") {
   for (const Kind kind : kKinds) {
     const int chunks = kind == Kind::one_f_one_b ? 1 : 2;
-    const Schedule s = make_schedule(kind, {4, chunks, 8});
+    const Schedule s = make_schedule(kind, {kind == Kind::vertical ? 1 : 4, chunks, 8});
     Costs costs = Costs::unit(s.placement.num_chunks());
     for (std::size_t c = 0; c < costs.forward.size(); ++c) {
       costs.forward[c] += 0.25 * static_cast<double>(c % 3);
@@ -403,6 +405,14 @@ TEST_CASE("pipeline: the grid of 1f1b") {
   CHECK(grid_text(make_schedule(Kind::one_f_one_b, {2, 1, 2})) ==
         "rank 0 F0 F1 .  .  B0 B0 .  B1 B1\n"
         "rank 1 .  F0 B0 B0 F1 B1 B1 .  .\n");
+}
+
+TEST_CASE("pipeline: the grids of the vertical order") {
+  CHECK(grid_text(make_schedule(Kind::vertical, {1, 2, 2})) ==
+        "rank 0 F0a F1a F0b F1b B0b B0b B1b B1b B0a B0a B1a B1a\n");
+  const Schedule turning = make_schedule(Kind::vertical, {1, 2, 2, true});
+  CHECK(grid_text(turning) == "rank 0 F0a F1a F0b B0b B0b F1b B1b B1b B0a B0a B1a B1a\n");
+  CHECK(count_slots(turning).per_chunk == std::vector<int>{2, 1});
 }
 
 TEST_CASE("pipeline: the grid of a zero-bubble schedule over two chunks, cut to a width") {

@@ -10,7 +10,10 @@ TEST_CASE("a step of training waits once for its stream") {
        {std::vector<std::string>{"optimizer.name=muon", "optimizer.qk_clip_tau=0.05"},
         std::vector<std::string>{"optimizer.ema_decay=0.9",
                                  "model.balance.bias_rule=quantile_exact",
-                                 "train.micro_batch_size=2"}}) {
+                                 "train.micro_batch_size=2"},
+        std::vector<std::string>{"activations.residual_offload=true",
+                                 "activations.offload=[\"*\"]",
+                                 "parallel.order=vertical"}}) {
     Run run(hybrid_config(overrides));
     run.steps(2);
     const std::uint64_t before = host_waits();

@@ -174,8 +174,9 @@ Run::Run(const config::Config& c,
          Communicator* world,
          Stream::Mode mode,
          Device device,
-         std::int64_t run_limit,
-         const std::optional<Offload>& offload)
+         const std::optional<Offload>& offload,
+         const offload::Disturbance& disturbance,
+         std::int64_t run_limit)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   const MeshPosition position = mesh ? mesh->position() : MeshPosition();
@@ -211,7 +212,8 @@ Run::Run(const config::Config& c,
                      .valid = data::open_tokens(config.data.train, config),
                      .device = device,
                      .recompute = recompute_policy(config.activations),
-                     .stream_mode = mode});
+                     .stream_mode = mode,
+                     .offload_disturbance = disturbance});
 }
 
 std::vector<StepStats> Run::steps(int n) {
@@ -315,7 +317,7 @@ JobResult run_job(const config::Config& config,
   Snapshot gathered;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, mode, kCpu, 0, offload);
+    Run run(config, &world, mode, kCpu, offload);
     const auto stats = run.steps(steps);
     const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;

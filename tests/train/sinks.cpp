@@ -189,11 +189,11 @@ StepRecord record(std::int64_t step) {
 
 TEST_CASE("figures of the ranks that share the experts") {
   ExpertLoad load = expert_load({8, 4, 4, 0});
-  add_ranks(load, {0, 1, 2, 3}, 2);
+  add_ranks(load, no_copies({0, 1, 2, 3}, 2, 0));
   CHECK(load.rank_tokens == std::vector<std::int64_t>{12, 4});
   CHECK(load.rank_max_over_mean == 1.5);
   // Experts 1 and 3 change places.
-  add_ranks(load, {0, 3, 2, 1}, 2);
+  add_ranks(load, no_copies({0, 3, 2, 1}, 2, 0));
   CHECK(load.rank_tokens == std::vector<std::int64_t>{8, 8});
   CHECK(load.rank_max_over_mean == 1.0);
   std::string bytes;

@@ -256,3 +256,39 @@ TEST_CASE("config: keys of pipelines") {
   interleaved.parallel.schedule = config::PipelineSchedule::interleaved;
   CHECK(interleaved.parallel.chunks_per_stage() == 2);
 }
+
+TEST_CASE("config: offload of experts") {
+  const auto offload = [](std::vector<std::string> more, const char* what = "full") {
+    more.insert(more.begin(), {kExperts, std::string("experts.offload=") + what});
+    return report(more);
+  };
+  CHECK(offload({}).empty());
+  CHECK(offload({"experts.policy=static", "experts.device_cache=24GiB"}, "states").empty());
+  CHECK(offload({"memory.device_budget=72GiB",
+                 "memory.host_budget=100GiB",
+                 "memory.file_budget=1TiB",
+                 "memory.file_path=/scratch",
+                 "memory.verify_reads=false",
+                 "experts.touch_log=touches.jsonl"})
+            .empty());
+  // Off and on again with the same budgets.
+  CHECK(offload({"memory.device_budget=72GiB", "memory.host_budget=1GiB"}, "none").empty());
+  CHECK(contains(offload({"memory.file_budget=1TiB", "memory.host_budget=1GiB"}),
+                 "memory.file_budget: needs memory.file_path"));
+  CHECK(contains(offload({"memory.file_path=/scratch"}),
+                 "memory.file_path: needs memory.file_budget"));
+  CHECK(contains(offload({"memory.file_budget=1TiB", "memory.file_path=/scratch"}),
+                 "memory.file_budget: the file holds what memory.host_budget does not"));
+  CHECK(contains(offload({"experts.device_cache=2GiB", "memory.device_budget=1GiB"}),
+                 "experts.device_cache: found 2147483648; allowed: at most memory.device_budget "
+                 "(1073741824), or null"));
+  CHECK(contains(offload({"experts.touch_log=a"}, "states"),
+                 "experts.touch_log: is of use with experts.offload: full only"));
+  CHECK(contains(offload({"experts.place_every=10"}),
+                 "experts.place_every: offloaded experts do not change their ranks yet"));
+  CHECK(contains(offload({"optimizer.name=muon", "parallel.etp=2"}),
+                 "experts.offload: Muon needs whole matrices, which parallel.etp splits"));
+  CHECK(contains(report({"experts.offload=full"}), "experts.offload: there are no experts"));
+  CHECK(contains(offload({"memory.host_budget=0"}), "memory.host_budget: found 0"));
+  CHECK(contains(offload({"experts.policy=lfu"}), "one of: sched, lru, static, random"));
+}

@@ -173,18 +173,6 @@ TEST_CASE("config: unknown keys lead to the right one") {
   CHECK(contains(report_of("model: {<<: {a: 1}}\n"), "merge keys are not accepted"));
 }
 
-TEST_CASE("config: features that do not exist yet accept their default only") {
-  CHECK(report_of_override("parallel.order=horizontal").empty());
-  CHECK(
-      contains(report_of_override("parallel.order=vertical"),
-               "command line: parallel.order: found vertical: the vertical order is not available "
-               "in this version; allowed: horizontal"));
-  CHECK(contains(report_of_override("memory.device_budget=24GiB"),
-                 "a budget of device memory is not available in this version; allowed: null"));
-  CHECK(contains(report_of_override("activations.residual_offload=true"), "allowed: false"));
-  CHECK(contains(report_of_override("experts.offload=full"), "allowed: none"));
-}
-
 TEST_CASE("config: overrides are typed by the key") {
   const LoadedConfig loaded = config::load_config_text(
       kTiny,

@@ -97,6 +97,8 @@ std::string to_json(const StepRecord& r) {
   o.put("mfu", r.mfu);
   o.put("memory_bytes", r.memory_bytes);
   o.put("host_bytes", r.host_bytes);
+  o.put("activations_out_bytes", r.activations_out);
+  o.put("activations_in_bytes", r.activations_in);
   return o.line();
 }
 
@@ -150,6 +152,43 @@ std::string exchange_to_json(const StepRecord& record) {
   return o.line();
 }
 
+std::string offload_to_json(const StepRecord& record) {
+  if (record.tiers.empty()) return {};
+  struct Figure {
+    const char* name;
+    std::int64_t TierTraffic::*value;
+  };
+  constexpr Figure kFigures[] = {{"uses", &TierTraffic::uses},
+                                 {"hits", &TierTraffic::hits},
+                                 {"bytes_up", &TierTraffic::bytes_up},
+                                 {"bytes_down", &TierTraffic::bytes_down},
+                                 {"file_bytes_read", &TierTraffic::file_read},
+                                 {"file_bytes_written", &TierTraffic::file_written},
+                                 {"host_waits", &TierTraffic::host_waits}};
+  Object o("offload");
+  o.put("step", record.step);
+  for (const auto& [kind, traffic] : record.tiers) {
+    auto figures = ordered_json::object();
+    for (const Figure& f : kFigures)
+      figures[f.name] = traffic.*f.value;
+    figures["host_wait_seconds"] = o.number(traffic.host_wait_seconds);
+    o.put(kind.c_str(), std::move(figures));
+  }
+  if (record.tier_layers.empty()) return o.line();
+  const auto list = [&](const std::string& key, const auto& value) {
+    auto values = ordered_json::array();
+    for (const LayerTierTraffic& l : record.tier_layers)
+      values.push_back(value(l));
+    o.put(key.c_str(), std::move(values));
+  };
+  list("layers", [](const auto& l) { return l.layer; });
+  for (const Figure& f : kFigures)
+    list(fmt::format("layer_{}", f.name), [&](const auto& l) { return l.traffic.*f.value; });
+  list("layer_host_wait_seconds",
+       [&](const auto& l) { return o.number(l.traffic.host_wait_seconds); });
+  return o.line();
+}
+
 struct MetricsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path, DurableFile::Mode::append) {}
   // The newline goes with the object in one write, so that a kill tears at most this line.
@@ -189,6 +228,8 @@ void MetricsFile::on_step(const StepRecord& record) {
     impl_->write(std::move(experts));
   if (std::string exchange = exchange_to_json(record); !exchange.empty())
     impl_->write(std::move(exchange));
+  if (std::string offload = offload_to_json(record); !offload.empty())
+    impl_->write(std::move(offload));
 }
 
 void MetricsFile::on_event(const RunEvent& event) {

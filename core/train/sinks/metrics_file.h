@@ -18,6 +18,10 @@ std::string experts_to_json(const StepRecord& record);
 /// record does not tell.
 std::string exchange_to_json(const StepRecord& record);
 
+/// {"type":"offload","step":…,"weights":{"uses":…,"hits":…, …}, …}: what caches and homes of offloaded experts did, kind by
+/// kind, and in steps with details "layers":[L], "layer_uses":[L], …; empty without offload.
+std::string offload_to_json(const StepRecord& record);
+
 /// RUN_DIR/metrics.jsonl: one JSON object a line, written to the file at once. Each life of the run begins with a header
 /// and ends with an object of type "stop", unless it was killed. A continued run appends; when the last line was torn by
 /// a kill, a newline comes first. Readers take the last record of a step. Throws ResourceError (path, cause).

@@ -54,6 +54,15 @@ constexpr Metric kMetrics[] = {
      "Time of exchanges in the last step with details, by way."},
     {"moesaic_exchange_exposed_seconds", "gauge", "The part that experts waited for, by way."},
     {"moesaic_exchange_bytes", "gauge", "Bytes that rank 0 sent to other ranks, by way."},
+    {"moesaic_offload_hit_ratio",
+     "gauge",
+     "Uses of blocks that found them on the device, by kind."},
+    {"moesaic_offload_bytes",
+     "gauge",
+     "Bytes that rank 0 moved for offloaded experts in the last step, by way."},
+    {"moesaic_offload_host_wait_seconds",
+     "gauge",
+     "Time in which rank 0's host waited for them in the last step."},
     {"moesaic_eval_loss", "gauge", "Loss on held-out text, nats per token."},
     {"moesaic_eval_step", "gauge", "Step of that evaluation."},
     {"moesaic_data_ratio", "gauge", "Realised share of a source of the blend."},
@@ -160,6 +169,22 @@ void PrometheusFile::set_exchange(const StepRecord& record) {
   }
 }
 
+void PrometheusFile::set_tiers(const StepRecord& record) {
+  if (record.tiers.empty()) return;
+  TierTraffic sum;
+  for (const auto& [kind, traffic] : record.tiers) {
+    set("moesaic_offload_hit_ratio", traffic.hit_ratio(), label("kind", kind));
+    sum += traffic;
+  }
+  const std::pair<const char*, std::int64_t> ways[] = {{"up", sum.bytes_up},
+                                                       {"down", sum.bytes_down},
+                                                       {"file_read", sum.file_read},
+                                                       {"file_written", sum.file_written}};
+  for (const auto& [way, bytes] : ways)
+    set("moesaic_offload_bytes", static_cast<double>(bytes), label("way", way));
+  set("moesaic_offload_host_wait_seconds", sum.host_wait_seconds);
+}
+
 void PrometheusFile::on_step(const StepRecord& r) {
   const auto put = [&](const char* name, const auto& value, double scale = 1) {
     if (value) set(name, static_cast<double>(*value) * scale);
@@ -187,6 +212,7 @@ void PrometheusFile::on_step(const StepRecord& r) {
   put("moesaic_host_memory_bytes", r.host_bytes);
   set_experts(r);
   set_exchange(r);
+  set_tiers(r);
   if (std::chrono::steady_clock::now() - written_ >= options_.interval) write();
 }
 

@@ -34,6 +34,7 @@ class PrometheusFile final : public RunSink {
   void set(const char* name, double value, const std::string& labels = {});
   void set_experts(const StepRecord& record);
   void set_exchange(const StepRecord& record);
+  void set_tiers(const StepRecord& record);
   void write();
   std::string text() const;
 

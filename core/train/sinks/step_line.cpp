@@ -104,6 +104,30 @@ std::string exchange_details(const std::vector<LayerExchange>& layers) {
                      slowest->layer);
 }
 
+// Hits kind by kind, what all kinds moved, and where the host waited longest.
+std::string offload_details(const StepRecord& record) {
+  std::string text = "offload hits";
+  TierTraffic sum;
+  for (const auto& [kind, traffic] : record.tiers) {
+    text += fmt::format(" {} {:.1f}%", kind, 100 * traffic.hit_ratio());
+    sum += traffic;
+  }
+  text += fmt::format(" | up {}, down {}", gib(sum.bytes_up), gib(sum.bytes_down));
+  if (sum.file_read + sum.file_written > 0)
+    text += fmt::format(" | file read {}, written {}", gib(sum.file_read), gib(sum.file_written));
+  text += fmt::format(
+      " | host waited {} ({} time(s))", step_time(sum.host_wait_seconds), sum.host_waits);
+  const LayerTierTraffic* slowest = nullptr;
+  for (const auto& l : record.tier_layers) {
+    if (slowest == nullptr || l.traffic.host_wait_seconds > slowest->traffic.host_wait_seconds)
+      slowest = &l;
+  }
+  if (slowest != nullptr && slowest->traffic.host_wait_seconds > 0)
+    text += fmt::format(
+        ", {} in layer {}", step_time(slowest->traffic.host_wait_seconds), slowest->layer);
+  return text;
+}
+
 // "time 1.59 s a step | forward 31.2% | …", without parts that took next to nothing.
 std::string time_details(const StepSeconds& parts, std::int64_t steps) {
   const double sum = std::accumulate(parts.of.begin(), parts.of.end(), 0.0);
@@ -161,6 +185,7 @@ std::vector<std::string> StepLines::detail_lines() {
   if (!last_.experts.empty() && last_.experts.front().bias_min)
     lines.push_back(expert_details(last_.experts));
   if (!last_.exchange.empty()) lines.push_back(exchange_details(last_.exchange));
+  if (!last_.tiers.empty()) lines.push_back(offload_details(last_));
   if (last_.host_bytes) {
     std::string text = "mem";
     if (last_.memory_bytes) text += fmt::format(" device {} |", gib(*last_.memory_bytes));

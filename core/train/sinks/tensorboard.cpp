@@ -53,6 +53,26 @@ void add_layers(EventSummary& s, const StepRecord& record) {
   if (!map.png.empty()) s.image("moe/load", map.width, map.height, map.png);
 }
 
+void add_tiers(EventSummary& s, const StepRecord& record) {
+  if (record.tiers.empty()) return;
+  TierTraffic sum;
+  for (const auto& [kind, traffic] : record.tiers) {
+    s.scalar("offload/hit_ratio_" + kind, traffic.hit_ratio());
+    sum += traffic;
+  }
+  s.scalar("offload/up_megabytes", static_cast<double>(sum.bytes_up) / 1e6);
+  s.scalar("offload/down_megabytes", static_cast<double>(sum.bytes_down) / 1e6);
+  s.scalar("offload/file_read_megabytes", static_cast<double>(sum.file_read) / 1e6);
+  s.scalar("offload/file_written_megabytes", static_cast<double>(sum.file_written) / 1e6);
+  s.scalar("offload/host_wait_seconds", sum.host_wait_seconds);
+  for (const auto& l : record.tier_layers) {
+    const std::string layer = fmt::format("offload/L{:02}/", l.layer);
+    s.scalar(layer + "hit_ratio", l.traffic.hit_ratio());
+    s.scalar(layer + "up_megabytes", static_cast<double>(l.traffic.bytes_up) / 1e6);
+    s.scalar(layer + "host_wait_seconds", l.traffic.host_wait_seconds);
+  }
+}
+
 }  // namespace
 
 TensorBoard::TensorBoard(const std::filesystem::path& folder) : file_(folder) {}
@@ -86,6 +106,7 @@ void TensorBoard::on_step(const StepRecord& r) {
   put("perf/host_memory_bytes", r.host_bytes);
   add_experts(s, r);
   add_layers(s, r);
+  add_tiers(s, r);
   file_.write(r.step, s);
 }
 

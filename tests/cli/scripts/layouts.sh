@@ -39,6 +39,12 @@ for set in optimizer.name=adamw optimizer.untouched=skip "train.phases=[{until: 
   agree "dp=4,ep=4;dp=4,ep=2;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2;cp=2,ep=2" experts.place_every=1 "$set"
   [ "$(grep -c ' experts moved' table.txt)" = 5 ] || fail "no experts moved: $(cat table.txt)"
 done
+# Copies of busy experts in the slots of other ranks of their node.
+for set in optimizer.name=adamw "dispatch.exchange=hierarchical comm.ranks_per_node=2"; do
+  # shellcheck disable=SC2086 # several words
+  agree "dp=4,ep=4;dp=4,ep=2;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2;cp=2,ep=2" experts.place_every=1 experts.replicas=2 $set
+  [ "$(grep -c ' replicas' table.txt)" -ge 4 ] || fail "no expert was copied: $(cat table.txt)"
+done
 # Heads, inner widths and those of the experts split, alone and with everything else.
 agree "tp=2;dp=2,tp=2,ep=2;dp=2,tp=2,etp=2;tp=2,etp=2;dp=4,ep=2,etp=2"
 # Muon's matrices split along two axes, of which other ranks own other ones.
@@ -176,6 +182,15 @@ grep -q '"rank_max_over_mean":' placed/metrics.jsonl || fail "no load of ranks i
 # shellcheck disable=SC2086
 start 4 $placed run.dir=moved --resume=placed@4 > moved.txt 2>&1 || { cat moved.txt; fail "no second life of experts that moved"; }
 "$moesaic" ckpt diff placed/checkpoints/step-00000008 moved/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with experts that moved"; }
+# shellcheck disable=SC2086
+start 4 $placed experts.replicas=1 run.dir=copied > copied.txt 2>&1 || { cat copied.txt; fail "experts with copies"; }
+grep -q "experts moved: layer [0-9]*: .* MiB, [1-9][0-9]* replicas" copied.txt || fail "no line of replicas: $(cat copied.txt)"
+# shellcheck disable=SC2086
+start 4 $placed experts.replicas=1 run.dir=copied_on --resume=copied@4 > moved.txt 2>&1 || { cat moved.txt; fail "no second life of copies"; }
+"$moesaic" ckpt diff copied/checkpoints/step-00000008 copied_on/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with copies"; }
+"$moesaic" plan tiny.yaml $placed experts.replicas=1 > copies.txt 2>&1 || fail "no plan with copies: $(cat copies.txt)"
+grep -q "expert replicas" copies.txt || fail "no memory of replicas: $(cat copies.txt)"
+expect 2 "allowed: 0, or a place_every above 0" "$moesaic" plan tiny.yaml parallel.ep=2 experts.replicas=1
 for other in "1 experts.place_every=3" "4 parallel.ep=4 experts.place_every=2" "2 parallel.ep=2"; do
   # shellcheck disable=SC2086
   start $other $rule run.dir=elsewhere --resume=placed@4 > other.txt 2>&1 || { cat other.txt; fail "$other from experts that moved"; }

@@ -45,4 +45,10 @@ start 3 parallel.pp=3 parallel.schedule=zero_bubble run.dir=back --resume=one@4 
 start 4 parallel.pp=4 run.dir=frozen "train.phases=[{until: 3, freeze: ['*layers.0*', '*embed*']}, {until: 8}]" debug.inject_nan_step=2 model.mtp.num_nextn_predict_layers=0 > frozen.txt 2>&1 ||
   { cat frozen.txt; fail "a stage without gradients"; }
 grep -q '"step":2,.*"skipped":true' frozen/metrics.jsonl || fail "step 2 was not skipped: $(sed -n 2,3p frozen/metrics.jsonl)"
+# The vertical order, with activations in host memory, has the bits of the horizontal one.
+start 2 parallel.ep=2 run.dir=across > across.txt 2>&1 || { cat across.txt; fail "ep 2"; }
+start 2 parallel.ep=2 parallel.order=vertical activations.residual_offload=true "activations.offload=['*']" run.dir=down > down.txt 2>&1 ||
+  { cat down.txt; fail "the vertical order"; }
+"$moesaic" ckpt diff across/checkpoints/step-00000008 down/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the bits of the horizontal order"; }
+grep -q '"activations_out_bytes":[1-9]' down/metrics.jsonl || fail "nothing was offloaded"
 echo "pipelines: all agree"

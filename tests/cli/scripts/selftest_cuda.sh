@@ -21,7 +21,7 @@ agree() {
   echo "$n ranks, $*"
   cat table.txt
   grep -q " on $where, " table.txt || fail "not on $where: $(head -n 1 table.txt)"
-  grep -q '^kernels of one rank: .*gemm' table.txt || fail "no kernels are named"
+  grep -q '^kernels of one rank: .*grouped_linear_forward' table.txt || fail "no kernels are named"
   [ "$n" = "$(awk '$1 ~ /^(pp|dp|cp|tp)[0-9]+$/ && /e[+-][0-9]/ { for (i = 2; i <= NF; ++i) if ($i ~ /^[0-9]+$/ && $i > most) most = $i } END { print most }' table.txt)" ] ||
     fail "no layout of $n ranks"
 }

@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+
+#include "apps/doctor/judge.h"
+
+namespace moesaic::apps::doctor {
+namespace {
+
+std::string gib(std::uint64_t bytes) {
+  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
+}
+
+// Of all ranks of the machine.
+Finding judge_host(const OffloadFacts& facts, int local_ranks) {
+  const std::string what = "host memory";
+  const std::string available = facts.available ? gib(*facts.available) + " available"
+                                                : "the system does not say how much is available";
+  if (!facts.host_budget)
+    return {Health::ok, what, available + "; memory.host_budget is not set", ""};
+  const std::uint64_t wanted = *facts.host_budget * static_cast<std::uint64_t>(local_ranks);
+  const std::string found = fmt::format(
+      "{}; memory.host_budget of {} rank(s) is {}", available, local_ranks, gib(wanted));
+  if (facts.available && wanted > *facts.available)
+    return {Health::warn,
+            what,
+            found,
+            "a run that fills its budget will not get it: lower memory.host_budget, or give the "
+            "job or container more memory"};
+  return {Health::ok, what, found, ""};
+}
+
+Finding judge_file(const OffloadFacts& facts, int local_ranks) {
+  const std::string what = "file tier";
+  const DiskFacts& disk = *facts.disk;
+  if (!disk.problem.empty())
+    return {Health::fail,
+            what,
+            fmt::format("{}: {}", disk.folder, disk.problem),
+            "memory.file_path must be a folder that this user can write to"};
+  const std::uint64_t wanted = facts.file_budget * static_cast<std::uint64_t>(local_ranks);
+  const std::string found = fmt::format(
+      "{} on {}, {} free; memory.file_budget of {} rank(s) is {}; written at {:.0f} MB/s",
+      disk.folder,
+      disk.kind,
+      gib(disk.free),
+      local_ranks,
+      gib(wanted),
+      disk.bytes_per_second / 1e6);
+  if (disk.is_memory)
+    return {
+        Health::warn,
+        what,
+        found,
+        "this is memory, of which the file takes as much as it frees: choose a folder on a disk"};
+  if (disk.is_network)
+    return {Health::warn,
+            what,
+            found,
+            "a network file system: every step waits for it; choose a folder on a local disk"};
+  if (wanted > disk.free)
+    return {Health::warn,
+            what,
+            found,
+            "the disk has no room for files of that size: lower memory.file_budget, or choose "
+            "another memory.file_path"};
+  return {Health::ok, what, found, ""};
+}
+
+}  // namespace
+
+Findings judge_offload(const OffloadFacts& facts, const ProcessFacts& process, int local_ranks) {
+  Findings findings{judge_host(facts, local_ranks)};
+  if (facts.disk) findings.push_back(judge_file(facts, local_ranks));
+  const std::uint64_t wanted = facts.host_budget.value_or(1);
+  if ((facts.on_gpu || facts.disk) && process.locked_memory && *process.locked_memory < wanted)
+    findings.push_back(
+        {Health::warn,
+         "pinned memory",
+         fmt::format("ulimit -l {} KiB", *process.locked_memory / 1024),
+         "offloaded experts lie in pinned memory, and the file tier keeps its staging "
+         "mapped: set memlock to unlimited (limits.conf; Slurm: "
+         "PropagateResourceLimitsExcept=MEMLOCK; containers: --ulimit memlock=-1)"});
+  return findings;
+}
+
+}  // namespace moesaic::apps::doctor
