@@ -46,7 +46,7 @@ Job job(const Overrides& overrides, int ranks, int steps, const std::optional<Of
   result.weights.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, offload);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, offload);
     const auto stats = run.steps(steps);
     if (world.rank() == 0) result.stats = stats;
     if (offload) check_used(run);
@@ -182,7 +182,7 @@ class Spoiler final : public ChoiceObserver {
 
 void check_bad_gradient(bool weights) {
   const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
-  Run run(config, nullptr, Stream::Mode::worker, kCpu, Offload{.weights = weights});
+  Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, Offload{.weights = weights});
   Run plain(config);
   for (Run* r : {&run, &plain})
     r->steps(2);
@@ -210,7 +210,7 @@ void check_continued(const Overrides& overrides,
   const TemporaryFolder folder("offload_resume");
   std::filesystem::remove_all(folder.path());
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, first);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, first);
     run.steps(3);
     save_together(run, world, folder.path());
   });
@@ -218,7 +218,7 @@ void check_continued(const Overrides& overrides,
   found.weights.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, second);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, second);
     load_newest(run, folder.path());
     const auto stats = run.steps(3);
     if (world.rank() == 0) found.stats = stats;

@@ -174,9 +174,9 @@ Run::Run(const config::Config& c,
          Communicator* world,
          Stream::Mode mode,
          Device device,
+         std::int64_t run_limit,
          const std::optional<Offload>& offload,
-         const offload::Disturbance& disturbance,
-         std::int64_t run_limit)
+         const offload::Disturbance& disturbance)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   const MeshPosition position = mesh ? mesh->position() : MeshPosition();
@@ -317,7 +317,7 @@ JobResult run_job(const config::Config& config,
   Snapshot gathered;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, mode, kCpu, offload);
+    Run run(config, &world, mode, kCpu, 0, offload);
     const auto stats = run.steps(steps);
     const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;
