@@ -224,7 +224,7 @@ class Trainer {
   std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
   std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
   std::unique_ptr<ExpertPlacer> placer_;               // with experts.place_every
-  std::unique_ptr<ExpertCopier> copier_;          // with experts.replicas
+  std::unique_ptr<ExpertCopier> copier_;               // with experts.replicas
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap

@@ -80,6 +80,10 @@ const std::vector<Layout> kLayouts{
     {2, {"parallel.zero=0"}},
     {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0", "train.global_batch_size=8"}},
     {2, {"parallel.pp=2"}},
+    {1, {"parallel.order=vertical"}},
+    {2, {"parallel.order=vertical", "parallel.ep=2"}},
+    {2, {"parallel.ep=2", "dispatch.exchange=flat", "dispatch.buffer_factor=0.5"}},
+    {2, {"parallel.ep=2", "dispatch.overlap=true", "dispatch.chunks=2"}},
     {4, {"parallel.pp=2", "parallel.ep=2"}},
 };
 const std::vector<Overrides> kOptimizers{
