@@ -238,19 +238,57 @@ void add_cache_sim(CLI::App& bench, Action& action) {
   verb->callback([&action, o] { action = [o] { return bench::bench_cache_sim(*o, std::cout); }; });
 }
 
+void add_offload(CLI::App& bench, Action& action) {
+  CLI::App* verb = bench.add_subcommand(
+      "offload", "Time training steps with experts outside of device memory, budget by budget");
+  const auto o = std::make_shared<bench::OffloadOptions>();
+  const auto arguments = std::make_shared<ConfigArguments>();
+  add_config_arguments(*verb, *arguments);
+  verb->add_option("--tokens", o->tokens, "Tokens of a step, several in turn")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  verb->add_option(
+          "--zipf", o->zipf, "Exponents of the experts' popularity, several in turn; 0 = all alike")
+      ->delimiter(',')
+      ->check(number_in(0.0, 10.0), "in [0 - 10]")
+      ->capture_default_str();
+  verb->add_option("--budgets",
+                   o->budgets,
+                   "Device memory for experts, as shares of their weights, gradients and states")
+      ->delimiter(',')
+      ->capture_default_str();
+  verb->add_option("--steps", o->steps, "Timed steps")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_flag("--json", o->json, "One JSON object in place of the table");
+  verb->footer(
+      "Example:\n  moesaic bench offload configs/bench/mla_moe_5b.yaml parallel.order=vertical "
+      "--tokens 65536 --budgets 50%,25%\n");
+  verb->callback([&action, o, arguments] {
+    action = [o, arguments] {
+      o->config = arguments->path;
+      o->overrides = arguments->overrides;
+      return bench::bench_offload(*o, std::cout);
+    };
+  });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* verb = app.add_subcommand("bench",
-                                      "Measure the speed of ops, of training steps, or of the "
-                                      "exchange of tokens; simulate caches of "
-                                      "experts");
+  CLI::App* verb =
+      app.add_subcommand("bench",
+                         "Measure the speed of ops, of training steps, of the "
+                         "exchange of tokens, or of offloaded experts; simulate caches of "
+                         "experts");
   verb->require_subcommand(1);
   verb->footer("Example:\n  moesaic bench step configs/quickstart.yaml\n");
   add_ops(*verb, action);
   add_step(*verb, action);
   add_a2a(*verb, action);
   add_cache_sim(*verb, action);
+  add_offload(*verb, action);
 }
 
 }  // namespace moesaic::apps

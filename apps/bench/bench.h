@@ -75,4 +75,18 @@ struct CacheSimOptions {
 /// bound of any policy.
 int bench_cache_sim(const CacheSimOptions& options, std::ostream& out);
 
+struct OffloadOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::vector<std::int64_t> tokens{16384, 65536};  ///< of a step
+  std::vector<double> zipf{0};  ///< routings: exponents of the experts' popularity
+  std::vector<std::string> budgets{
+      "100%", "75%", "50%", "25%", "10%"};  ///< shares of the bytes of all experts
+  int steps = 5;
+  bool json = false;
+};
+/// Trains the same steps without offload and with every budget of the experts' caches, and prints speeds beside what the
+/// links and the products allow. Tokens go to drawn experts. Throws InternalError when a loss differs.
+int bench_offload(const OffloadOptions& options, std::ostream& out);
+
 }  // namespace moesaic::bench

@@ -9,9 +9,9 @@
 #include "apps/bench/bench.h"
 #include "apps/bench/ceilings.h"
 #include "apps/bench/op_profile.h"
+#include "apps/bench/random_tokens.h"
 #include "apps/bench/timing.h"
 #include "apps/path_log.h"
-#include "core/base/random.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
 #include "memory/device_hooks.h"
@@ -20,29 +20,6 @@ namespace moesaic::bench {
 namespace {
 
 constexpr int kWarmUpSteps = 2;
-
-/// Documents of random tokens, one per window, so that attention sees the full context.
-class RandomTokens : public data::TokenSource {
- public:
-  RandomTokens(std::int64_t documents, std::int64_t length, std::int64_t vocabulary)
-      : documents_(documents), length_(length), vocabulary_(vocabulary) {}
-  std::int64_t num_documents() const noexcept override { return documents_; }
-  std::int64_t document_length(std::int64_t) const override { return length_; }
-  void read(std::int64_t document, std::int64_t begin, std::span<std::int32_t> out) const override {
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const std::int64_t at = begin + static_cast<std::int64_t>(i);
-      const double u =
-          uniform(hash_name("bench tokens"), static_cast<std::uint64_t>(document * length_ + at));
-      const auto other = 1 + static_cast<std::int32_t>(u * static_cast<double>(vocabulary_ - 1));
-      out[i] = at == length_ - 1 ? data::kEndOfText : other;
-    }
-  }
-  const std::string& name() const noexcept override { return name_; }
-
- private:
-  std::int64_t documents_, length_, vocabulary_;
-  std::string name_ = "random tokens";
-};
 
 struct Result {
   std::int64_t steps = 0, tokens = 0;  // tokens of a step

@@ -36,6 +36,7 @@ void ParameterStore::mark_tiers() {
       continue;
     s.tiered_state = true;
     s.tiered_weights = tier_options_->weights;
+    offloads_weights_ = offloads_weights_ || s.tiered_weights;
   }
 }
 

@@ -362,12 +362,6 @@ WeightLease ParameterStore::acquire(StorageId id, Stream&) const {
   return WeightLease(resident_weights(id).weight);
 }
 
-bool ParameterStore::wants_member_rows() const {
-  return run_limit_ > 0 || std::any_of(storages_.begin(), storages_.end(), [](const Storage& s) {
-           return s.tiered_weights;
-         });
-}
-
 bool ParameterStore::has_gradient(StorageId id) const {
   const Storage& s = at(id);
   return !s.params.empty() && !frozen(s.params.front()) && place(s.params.front()).trained;

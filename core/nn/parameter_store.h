@@ -229,7 +229,7 @@ class ParameterStore {
                             Stream& stream,
                             const MemberWork& work) const;
   /// Whether visits should name the rows of each member where the host can know them: not all members are on the device.
-  bool wants_member_rows() const;
+  bool wants_member_rows() const noexcept { return run_limit_ > 0 || offloads_weights_; }
   /// Runs have at most so many members (0: any number), as they may where not all fit on the device. For tests.
   void limit_runs(std::int64_t members) { run_limit_ = members; }
   /// As Routing::place_of_expert: i32 [members of all ranks], empty while all are in order; with slots for copies [members of
@@ -437,6 +437,7 @@ class ParameterStore {
   std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
   std::int64_t run_limit_ = 0;
+  bool offloads_weights_ = false;
   std::shared_ptr<const ExpertTierOptions> tier_options_;
   std::shared_ptr<ExpertTiers> tiers_;
 };

@@ -11,7 +11,7 @@ struct Trained {
 };
 
 Trained train(const std::vector<std::string>& overrides, std::int64_t run_limit) {
-  Run run(hybrid_config(overrides), nullptr, Stream::Mode::worker, kCuda, {}, {}, run_limit);
+  Run run(hybrid_config(overrides), nullptr, Stream::Mode::worker, kCuda, run_limit);
   Trained result;
   result.stats = run.steps(3);
   result.state = run.snapshot();
@@ -55,7 +55,7 @@ TEST_CASE("runs of experts on a GPU: a step has the bits of all experts at once"
 TEST_CASE("runs of experts on a GPU: one wait per layer and micro-batch, beside the step's",
           "[cuda]") {
   MOESAIC_NEEDS_CUDA();
-  Run run(hybrid_config({"run.precision=bf16"}), nullptr, Stream::Mode::worker, kCuda, {}, {}, 1);
+  Run run(hybrid_config({"run.precision=bf16"}), nullptr, Stream::Mode::worker, kCuda, 1);
   run.steps(2);
   const std::uint64_t before = host_waits();
   run.step();

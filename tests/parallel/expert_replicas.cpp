@@ -113,7 +113,7 @@ TEST_CASE("copies of experts on a Zipf router: rank max/mean before and after") 
         INFO(grid.nodes << " x " << grid.per_node << ", s " << s << ", " << slots
                         << " slots: " << before << " -> " << after << ", nodes " << floor);
         CHECK(after <= before + 1e-12);
-        CHECK(after < floor * (slots == 1 ? 1.06 : 1.03));
+        CHECK(after < floor * (slots == 1 ? 1.06 : 1.04));
         CHECK(copies.place_of_turn == balanced_copies(load, grid, homes, slots).place_of_turn);
         before = after;
       }

@@ -25,14 +25,14 @@ Trained train(const Overrides& overrides, int ranks, std::int64_t run_limit) {
   const config::Config config = hybrid_config(overrides);
   Trained result;
   if (ranks == 1) {
-    Run run(config, nullptr, Stream::Mode::worker, kCpu, {}, {}, run_limit);
+    Run run(config, nullptr, Stream::Mode::worker, kCpu, run_limit);
     result.stats = run.steps(kSteps);
     result.state = run.snapshot();
     return result;
   }
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, Stream::Mode::worker, kCpu, {}, {}, run_limit);
+    Run run(config, &world, Stream::Mode::worker, kCpu, run_limit);
     const auto stats = run.steps(kSteps);
     run.add_to(result.state, mutex);
     if (world.rank() == 0) result.stats = stats;
@@ -108,7 +108,7 @@ TEST_CASE("runs of experts: experts without rows are passed over, at one wait pe
   constexpr std::int64_t kMicroBatches = 4;
   for (const std::int64_t limit : {0, 1}) {
     INFO("runs of " << limit);
-    Run run(hybrid_config(), nullptr, Stream::Mode::worker, kCpu, {}, {}, limit);
+    Run run(hybrid_config(), nullptr, Stream::Mode::worker, kCpu, limit);
     run.step();  // the first one waits for more
     skewed(run);
     OpCounts counts;
@@ -135,8 +135,6 @@ TEST_CASE("runs of experts: an exchange that counts costs no further wait") {
               &world,
               Stream::Mode::worker,
               kCpu,
-              {},
-              {},
               limit);
       run.step();
       world.all_gather_host("");

@@ -18,8 +18,13 @@ namespace {
 
 using Overrides = std::vector<std::string>;
 
+// Later ones take the place of earlier ones with the same key.
 Overrides with(Overrides all, const Overrides& more) {
-  all.insert(all.end(), more.begin(), more.end());
+  const auto key = [](const std::string& text) { return text.substr(0, text.find('=')); };
+  for (const std::string& one : more) {
+    std::erase_if(all, [&](const std::string& other) { return key(other) == key(one); });
+    all.push_back(one);
+  }
   return all;
 }
 
@@ -41,7 +46,7 @@ Job job(const Overrides& overrides, int ranks, int steps, const std::optional<Of
   result.weights.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, offload);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, offload);
     const auto stats = run.steps(steps);
     if (world.rank() == 0) result.stats = stats;
     if (offload) check_used(run);
@@ -73,7 +78,7 @@ const std::vector<Layout> kLayouts{
     {2, {"parallel.ep=2"}},
     {2, {"optimizer.clip_grad_norm=0"}},
     {2, {"parallel.zero=0"}},
-    {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0"}},
+    {4, {"parallel.ep=2", "optimizer.clip_grad_norm=0", "train.global_batch_size=8"}},
     {2, {"parallel.pp=2"}},
     {4, {"parallel.pp=2", "parallel.ep=2"}},
 };
@@ -173,7 +178,7 @@ class Spoiler final : public ChoiceObserver {
 
 void check_bad_gradient(bool weights) {
   const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
-  Run run(config, nullptr, Stream::Mode::worker, kCpu, Offload{.weights = weights});
+  Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, Offload{.weights = weights});
   Run plain(config);
   for (Run* r : {&run, &plain})
     r->steps(2);
@@ -201,7 +206,7 @@ void check_continued(const Overrides& overrides,
   const TemporaryFolder folder("offload_resume");
   std::filesystem::remove_all(folder.path());
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, first);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, first);
     run.steps(3);
     save_together(run, world, folder.path());
   });
@@ -209,7 +214,7 @@ void check_continued(const Overrides& overrides,
   found.weights.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, second);
+    Run run(hybrid_config(overrides), &world, Stream::Mode::worker, kCpu, 0, second);
     load_newest(run, folder.path());
     const auto stats = run.steps(3);
     if (world.rank() == 0) found.stats = stats;
@@ -265,6 +270,22 @@ TEST_CASE("offloaded states: a run goes on with other room, or without any offlo
 
 TEST_CASE("offloaded states: frozen, released and scaled experts") {
   check_phases(false);
+}
+
+TEST_CASE("offloaded experts change no bit of training") {
+  check_combinations(true, 14);
+}
+
+TEST_CASE("offloaded experts: a bad gradient of one leaves all of them alone") {
+  check_bad_gradient(true);
+}
+
+TEST_CASE("offloaded experts: a run goes on with other room, or without any offload, and back") {
+  check_resume(true);
+}
+
+TEST_CASE("offloaded experts: frozen, released and scaled ones") {
+  check_phases(true);
 }
 
 TEST_CASE("offloaded experts: what cannot go together yet is refused, with what to set") {

@@ -121,6 +121,13 @@ config::Config hybrid_config(const std::vector<std::string>& overrides) {
 
 namespace {
 
+// Several of this small model.
+std::optional<StateSharding> small_buckets(const config::Config& config, Model& model) {
+  auto sharding = state_sharding(config, model);
+  if (sharding) sharding->bucket_bytes = std::int64_t{32} << 10;
+  return sharding;
+}
+
 // Slots for the share that is to be on the device.
 TierGroupOptions room(const TierGroup& group, const Offload& offload) {
   const auto share = [](double part, std::int64_t of) {
@@ -153,7 +160,7 @@ ExpertTierOptions tier_options(const config::Config& config,
   options.poison = device == kCpu;
   ParameterStore declared(precision_of(config, device != kCpu), position);
   Model model(declared, model_options(config), stage_share(config, position));
-  if (const auto sharding = state_sharding(config, model)) declared.shard_state(*sharding);
+  if (const auto sharding = small_buckets(config, model)) declared.shard_state(*sharding);
   declared.offload_experts(options);
   declared.seal_pretend(device, ever_trained(make_phases(config), declared));
   for (const TierGroup& group : declared.tier_groups(options.state_kinds))
@@ -167,9 +174,9 @@ Run::Run(const config::Config& c,
          Communicator* world,
          Stream::Mode mode,
          Device device,
+         std::int64_t run_limit,
          const std::optional<Offload>& offload,
-         const offload::Disturbance& disturbance,
-         std::int64_t run_limit)
+         const offload::Disturbance& disturbance)
     : config(c) {
   if (world != nullptr) mesh = std::make_unique<Mesh>(mesh_config(config.parallel), *world);
   const MeshPosition position = mesh ? mesh->position() : MeshPosition();
@@ -177,10 +184,7 @@ Run::Run(const config::Config& c,
   params = std::make_unique<ParameterStore>(precision, position);
   params->limit_runs(run_limit);
   model = std::make_unique<Model>(*params, model_options(config), stage_share(config, position));
-  if (auto sharding = state_sharding(config, *model)) {
-    sharding->bucket_bytes = std::int64_t{32} << 10;  // several of this small model
-    params->shard_state(*sharding);
-  }
+  if (const auto sharding = small_buckets(config, *model)) params->shard_state(*sharding);
   if (offload) {
     ExpertTierOptions options = tier_options(config, position, device, *offload);
     options.stream_mode = mode;
@@ -313,7 +317,7 @@ JobResult run_job(const config::Config& config,
   Snapshot gathered;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(config, &world, mode, kCpu, offload);
+    Run run(config, &world, mode, kCpu, 0, offload);
     const auto stats = run.steps(steps);
     const auto rank = static_cast<std::size_t>(world.rank());
     if (world.rank() == 0) result.stats = stats;

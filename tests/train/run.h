@@ -39,9 +39,9 @@ class Run {
                Communicator* world = nullptr,
                Stream::Mode mode = Stream::Mode::worker,
                Device device = kCpu,
+               std::int64_t run_limit = 0,
                const std::optional<Offload>& offload = {},
-               const offload::Disturbance& disturbance = {},
-               std::int64_t run_limit = 0);
+               const offload::Disturbance& disturbance = {});
 
   StepStats step() { return trainer->step(); }
   std::vector<StepStats> steps(int n);
