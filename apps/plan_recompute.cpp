@@ -28,9 +28,9 @@ std::string size_or_not(const std::optional<std::int64_t>& bytes) {
   return bytes ? binary(*bytes) : "beyond 64 bits";
 }
 
-std::int64_t part(const MemoryPlan& memory, const std::string& tag) {
+std::int64_t part(const std::vector<MemoryUse>& parts, const std::string& tag) {
   std::int64_t bytes = 0;
-  for (const MemoryUse& use : memory.parts)
+  for (const MemoryUse& use : parts)
     if (use.tag == tag) bytes += static_cast<std::int64_t>(use.bytes);
   return bytes;
 }
@@ -89,7 +89,18 @@ std::string recompute_text(const std::vector<RecomputeChoice>& choices,
         [&](const RecomputeChoice& c) { return size_or_not(c.kinds[k].saved); });
   for (const char* tag : {"saved activations", "transient", "scratch"})
     row(fmt::format("of a rank: {}", tag),
-        [&](const RecomputeChoice& c) { return binary(part(c.memory, tag)); });
+        [&](const RecomputeChoice& c) { return binary(part(c.memory.parts, tag)); });
+  const bool leaves = std::any_of(choices.begin(), choices.end(), [](const RecomputeChoice& c) {
+    return !c.memory.host.empty();
+  });
+  if (leaves) {
+    row("of a rank: offloaded activations", [&](const RecomputeChoice& c) {
+      return binary(part(c.memory.parts, "offloaded activations"));
+    });
+    row("of a rank, in host memory", [&](const RecomputeChoice& c) {
+      return binary(part(c.memory.host, "offloaded activations, host"));
+    });
+  }
   row("of a rank: all of its memory", [&](const RecomputeChoice& c) { return binary(total(c)); });
   std::string text =
       "\nWhat backward may compute again instead of keeping it, for one micro-batch (layers: "

@@ -155,6 +155,7 @@ class Trainer {
   std::string data_order() const;
   void allocate();
   void allocate_batches();
+  void allocate_results();
   void allocate_offload_host();
   void place_batches(const Phase& phase);
   void enter_phase(const Phase& phase);
@@ -195,6 +196,8 @@ class Trainer {
   /// Whether this rank counts the tokens that the ranks along Axis::tp share.
   bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
+  /// The next step's places, when it is time for others.
+  void place_experts(StepStats& stats);
   TensorView host_losses() const;
   struct HostExperts {
     TensorView tokens, bias;  // of one mixture; bias is empty unless it is reported

@@ -132,6 +132,8 @@ Pair train_pair(const Overrides& overrides, bool disturbed) {
             &world,
             Stream::Mode::worker,
             kCpu,
+            0,
+            {},
             disturbed ? disturbance(20 + rank) : offload::Disturbance{});
     const auto stats = run.steps(kSteps);
     if (rank == 0) result.stats = stats;
