@@ -14,11 +14,12 @@ using tiers::DeviceCache;
 using tiers::HomeTiers;
 
 // Slots that blocks pass through: half of them in use, half on their way. More make longer runs of members for the kernels,
-// and leave fewer to keep blocks in.
+// and leave fewer to keep blocks in: a quarter, or what a twentieth of all blocks would take, which few hits are lost by.
 std::int64_t transit_of(std::int64_t slots, std::int64_t blocks) {
   constexpr std::int64_t kMost = 32;
   if (slots >= blocks) return slots - blocks;
-  return std::min(slots, std::clamp(slots / 4, DeviceCache::kMinSlots, kMost));
+  return std::min(slots,
+                  std::clamp(std::max(slots / 4, blocks / 20), DeviceCache::kMinSlots, kMost));
 }
 
 std::unique_ptr<tiers::CachePolicy> first_policy(const BlockTier::Options& o,

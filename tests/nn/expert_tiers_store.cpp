@@ -166,6 +166,25 @@ TEST_CASE("expert tiers: dry runs and pretended stores do nothing") {
     CHECK(c.cache.uses == 0);
 }
 
+TEST_CASE("expert tiers: how many members are in use at once") {
+  TierGroup group{.name = "gate_up", .storages = {{0}}, .members = 400, .rows = 2, .cols = 2};
+  group.own = {{0, 0}};
+  group.trained = false;
+  group.weight_bytes = 16;
+  const auto at_once = [&](std::int64_t slots) {
+    ExpertTierOptions options = options_of({.slots = slots}, {});
+    options.groups.pop_back();
+    return ExpertTiers({group}, options, kF32, kCpu, true)
+        .members_at_once({0}, {.weight = MemberAccess::read});
+  };
+  CHECK(at_once(3) == 1);
+  CHECK(at_once(8) == 4);     // few slots: all for what passes, half of it under way
+  CHECK(at_once(20) == 10);   // a twentieth of all
+  CHECK(at_once(100) == 12);  // a quarter
+  CHECK(at_once(300) == 16);
+  CHECK(at_once(400) == 400);
+}
+
 TEST_CASE("expert tiers: mistakes and budgets that are too small have names") {
   const auto sealed = [](const ExpertTierOptions& options) {
     auto e = std::make_unique<Experts>(kBf16);
