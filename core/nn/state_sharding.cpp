@@ -128,8 +128,8 @@ void ParameterStore::deal_group(std::size_t group) {
   };
   const auto add_cuts = [&](const Storage& s, std::vector<Cut>& cuts) {
     for (std::int64_t e = 0; e < std::max<std::int64_t>(1, s.members); ++e) {
-      // Offloaded members have a record each, in one piece.
-      if (s.tiered_state) {
+      // Whole members: the norm's partials then are the same whether or not members are offloaded, in records of their own.
+      if (s.members > 0) {
         const bool is_matrix = sharding_->whole_matrices && spec(s.params.front()).matrix;
         cuts.push_back({s.grad_begin + e * s.rows * s.cols, state_bytes(s, is_matrix)});
         continue;
