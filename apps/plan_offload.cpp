@@ -97,6 +97,10 @@ std::string offload_text(const config::Config& config,
 }
 
 std::string offload_summary(const config::Config& config, const MemoryPlan& memory) {
+  if (memory.tier_parts.empty())
+    return fmt::format("{}, policy {} | this rank's stage of the pipeline has no experts",
+                       name_of(config.experts.offload),
+                       name_of(config.experts.policy));
   std::map<std::string, std::pair<double, double>> by_kind;  // bytes on the device, of all
   for (const TierPart& p : memory.tier_parts) {
     auto& [held, all] = by_kind[name(p.kind)];

@@ -180,9 +180,10 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
     plan.runtime = kCudaRuntimeBytes;
     plan.communication = device_communication_bytes(run.ranks);
   }
+  // A stage of a pipeline may hold no experts; its run offloads them all the same.
+  plan.tiers = tiers;
   if (tiers && params.tiers() != nullptr) {
     result.groups = params.tier_groups(tiers->state_kinds);
-    plan.tiers = tiers;
     const auto host = params.tiers()->host_use();
     plan.host.insert(plan.host.end(), host.begin(), host.end());
     plan.file = params.tiers()->file_use();

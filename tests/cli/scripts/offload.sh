@@ -35,6 +35,14 @@ for what in states full; do
   expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain states
 done
 
+# A stage of a pipeline without experts.
+run run.dir=staged parallel.pp=2 parallel.layers=[1,2] > log.txt
+for what in states full; do
+  run run.dir=staged-$what parallel.pp=2 parallel.layers=[1,2] experts.offload=$what experts.device_cache=120KiB memory.host_budget=240KiB memory.file_budget=2MiB memory.file_path=tier > log.txt
+  expect 0 "equal bits, 0 differ" "$moesaic" ckpt diff staged staged-$what
+  grep -q "^offload    $what, .* has no experts" log.txt || fail "no word of a stage without experts: $(cat log.txt)"
+done
+
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
