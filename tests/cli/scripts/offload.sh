@@ -40,11 +40,12 @@ run run.dir=staged parallel.pp=2 parallel.layers=[1,2] > log.txt
 for what in states full; do
   run run.dir=staged-$what parallel.pp=2 parallel.layers=[1,2] experts.offload=$what experts.device_cache=120KiB memory.host_budget=240KiB memory.file_budget=2MiB memory.file_path=tier > log.txt
   expect 0 "equal bits, 0 differ" "$moesaic" ckpt diff staged staged-$what
-  grep -q "^offload    $what, .* has no experts" log.txt || fail "no word of a stage without experts: $(cat log.txt)"
+  grep -q "^offload    $what, .* has nothing to offload" log.txt || fail "no word of a stage without experts: $(cat log.txt)"
 done
 
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
+expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=1
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
 
