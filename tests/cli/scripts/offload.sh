@@ -45,7 +45,7 @@ done
 
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
-expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=1
+expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
 
