@@ -210,18 +210,23 @@ std::vector<config::Finding> recompute_findings(Model& model,
   model.plan(bounds, RecomputePolicy());
   const std::vector<std::string> names = model.activation_names(), chosen = model.chosen_names();
   std::vector<config::Finding> all;
-  const auto check = [&](const char* key, const std::string& pattern) {
-    const auto choice = std::find_if(
+  // What cannot be, then what is not there.
+  const auto choice_of = [&](const std::string& pattern) {
+    return std::find_if(
         chosen.begin(), chosen.end(), [&](const auto& name) { return glob_match(pattern, name); });
-    if (choice != chosen.end() && key == std::string_view("activations.recompute")) {
-      all.push_back(
-          {{key},
-           fmt::format("'{}' names '{}', which a step chooses: it must be saved, or backward could "
-                       "choose otherwise than forward. Remove it, or write a pattern without it",
-                       pattern,
-                       *choice)});
-      return;
-    }
+  };
+  for (const std::string& pattern : policy.patterns) {
+    const auto choice = choice_of(pattern);
+    if (choice == chosen.end()) continue;
+    all.push_back(
+        {{"activations.recompute"},
+         fmt::format("'{}' names '{}', which a step chooses: it must be saved, or backward could "
+                     "choose otherwise than forward. Remove it, or write a pattern without it",
+                     pattern,
+                     *choice)});
+  }
+  const auto check = [&](const char* key, const std::string& pattern) {
+    if (choice_of(pattern) != chosen.end()) return;
     if (std::any_of(names.begin(), names.end(), [&](const auto& name) {
           return glob_match(pattern, name);
         }))

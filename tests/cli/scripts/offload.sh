@@ -11,8 +11,9 @@ small="experts.device_cache=180KiB"
 
 # Two ranks that share the state of experts, with and without; the file is gone afterwards.
 run run.dir=plain > log.txt
-for what in states; do
-  run run.dir=$what experts.offload=$what $small memory.host_budget=48KiB memory.file_budget=2MiB memory.file_path=tier log.detail_every=2 > log.$what
+for what in states full; do
+  [ $what = states ] && host=48KiB small=experts.device_cache=40KiB || host=240KiB small=experts.device_cache=180KiB
+  run run.dir=$what experts.offload=$what $small memory.host_budget=$host memory.file_budget=2MiB memory.file_path=tier log.detail_every=2 > log.$what
   expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain $what
   [ -z "$(ls tier)" ] || fail "the file tier was left: $(ls tier)"
   grep -q "^offload    $what, policy sched | room on the device for" log.$what || fail "no summary: $(cat log.$what)"
@@ -24,18 +25,26 @@ for what in states; do
 done
 
 # Off and on again, with other budgets and policies.
-rm -r states/checkpoints/step-00000008 states/finished
+back_to() { rm -r "$1/checkpoints/step-00000008" "$1/finished"; }
+back_to states
 resume states experts.offload=none > log.txt
 expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain states
-rm -r states/checkpoints/step-00000008 states/finished
-resume states experts.offload=states experts.policy=random experts.device_cache=null memory.file_budget=null memory.file_path=null memory.host_budget=null > log.txt
-expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain states
+for what in states full; do
+  back_to states
+  resume states experts.offload=$what experts.policy=random experts.device_cache=null memory.file_budget=null memory.file_path=null memory.host_budget=null > log.txt
+  expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain states
+done
+
+# Which experts are used, for a simulation.
+one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
+expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
+expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
-expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 8MiB
-"$moesaic" plan tiny.yaml experts.offload=states --device-memory 8MiB --json > plan.json
+expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 1800KiB
+"$moesaic" plan tiny.yaml experts.offload=full --device-memory 1800KiB --json > plan.json
 perl -MJSON::PP -e 'local $/; $p = decode_json(<>); $r = $p->{rank_memory}; $sum = 0; $sum += $_ for values %{$r->{parts}};
-  die "the parts are not the sum" if $sum != $r->{total}; die "over the limit" if $sum > 8 << 20;
+  die "the parts are not the sum" if $sum != $r->{total}; die "over the limit" if $sum > 1800 << 10;
   $host = 0; $host += $_->{host} for @{$r->{experts}}; die "no homes" if $host == 0; die "nothing moves" if !$p->{offload_per_step}{bytes_up}' plan.json
 
 # What is refused, before anything is allocated and with the folder as it was.
@@ -43,7 +52,7 @@ expect 2 "memory.file_path: needs memory.file_budget" one memory.file_path=tier
 expect 4 "Raise experts.device_cache to at least" one run.dir=no experts.offload=states experts.device_cache=1KiB
 expect 4 "and the rest of the run needs" one run.dir=no experts.offload=states memory.device_budget=1MiB
 expect 4 "memory.device_budget is 1048576 bytes, and this run needs" one run.dir=no memory.device_budget=1MiB
-expect 4 "memory.host_budget is 20480B" one run.dir=no experts.offload=states memory.host_budget=20KiB
+expect 4 "memory.host_budget is 20480B" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
 expect 4 "Raise --device-memory to at least" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 100KiB
 case $out in *"experts' gate_up states"*"does not fit"*) ;; *) fail "the plan is not shown: $out" ;; esac
 case $out in *"no problems found"* | *"caches hold everything"*) fail "the plan contradicts its error: $out" ;; esac
