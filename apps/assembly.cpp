@@ -187,7 +187,9 @@ Assembly assemble(const config::Config& config,
     check_patterns(config, whole, model);
   }
   a.params = std::make_unique<ParameterStore>(a.precision, position);
-  a.model = std::make_unique<Model>(*a.params, options, stage_share(config, position));
+  // A forward pass alone goes through all layers at once, in whatever chunks or order they were trained.
+  a.model = std::make_unique<Model>(
+      *a.params, options, for_training ? stage_share(config, position) : StageShare{});
   std::vector<char> trained(a.params->params().size(), 0);
   if (for_training) {
     trained = ever_trained(make_phases(config), *a.params);

@@ -44,6 +44,21 @@ std::string places(const MemoryPlan& memory) {
   return table.text();
 }
 
+// What all experts, used once, cost a step.
+std::string link_text(const config::Config& config, const OffloadTraffic& t) {
+  return fmt::format(
+      "over the link in a step of {} tokens, all experts used: {} up, {} down; {:.2f} s at {:.0f} "
+      "GB/s each way, which is the compute of some {} tokens a step (at {:.0f} TFLOP/s a rank): "
+      "with more tokens a step it can hide behind compute\n",
+      grouped(make_phases(config).front().step_tokens()),
+      size(static_cast<std::uint64_t>(t.bytes.up)),
+      size(static_cast<std::uint64_t>(t.bytes.down)),
+      t.seconds,
+      kLinkBytesPerSecond / 1e9,
+      grouped((static_cast<std::int64_t>(t.tokens) + 999) / 1000 * 1000),
+      kProductsPerSecond / 1e12);
+}
+
 }  // namespace
 
 OffloadTraffic offload_traffic(const config::Config& config,
@@ -75,21 +90,15 @@ std::string offload_text(const config::Config& config,
       name_of(config.experts.policy));
   text += places(memory);
   const OffloadTraffic t = offload_traffic(config, model, memory);
-  text += fmt::format(
-      "over the link in a step of {} tokens, all experts used: {} up, {} down; {:.2f} s at {:.0f} "
-      "GB/s "
-      "each way, which is the compute of some {} tokens a step (at {:.0f} TFLOP/s a rank): with "
-      "more "
-      "tokens a step it can hide behind compute\n",
-      grouped(make_phases(config).front().step_tokens()),
-      size(static_cast<std::uint64_t>(t.bytes.up)),
-      size(static_cast<std::uint64_t>(t.bytes.down)),
-      t.seconds,
-      kLinkBytesPerSecond / 1e9,
-      grouped((static_cast<std::int64_t>(t.tokens) + 999) / 1000 * 1000),
-      kProductsPerSecond / 1e12);
-  if (config.experts.offload == config::ExpertOffload::full && !config.experts.device_cache &&
-      !memory.device_limit)
+  const auto all_fits = [](const TierPart& p) { return p.share() >= 1; };
+  const bool fits = std::all_of(memory.tier_parts.begin(), memory.tier_parts.end(), all_fits);
+  if (t.bytes.up + t.bytes.down == 0) {
+    text += "over the link in a step: nothing, as the caches hold everything\n";
+  } else {
+    text += link_text(config, t);
+  }
+  if (fits && config.experts.offload == config::ExpertOffload::full &&
+      !config.experts.device_cache && !memory.device_limit)
     text +=
         "no experts.device_cache, memory.device_budget or --device-memory: caches hold everything "
         "here; a run on a GPU takes what is free\n";

@@ -21,12 +21,14 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
 /// Ranks that the axes of the configuration need; without parallel.dp as few as the others allow.
 int planned_ranks(const config::ParallelConfig& parallel);
 
-/// The tables of `moesaic plan`; `recompute` as it is, those of the pipeline where there is one.
+/// The tables of `moesaic plan`; `recompute` as it is, those of the pipeline where there is one. With `too_little` memory
+/// for offloaded experts, which the caller reports, `rank` has the smallest caches.
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
                       const std::string& recompute,
-                      const std::optional<PipelinePlan>& pipeline);
+                      const std::optional<PipelinePlan>& pipeline,
+                      bool too_little);
 
 /// The same as JSON, every count a plain integer, keys in a fixed order.
 std::string plan_json(const config::LoadedConfig& loaded,

@@ -175,11 +175,16 @@ std::string phases(const ModelPlan& plan) {
          table.text();
 }
 
+bool is_over_budget(const config::Config& config, const MemoryPlan& memory) {
+  const auto& budget = config.memory.device_budget;
+  return budget && memory.total() > static_cast<std::size_t>(*budget);
+}
+
 std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
-  const auto& budget = loaded.config.memory.device_budget;
   const std::string beyond =
-      budget && memory.total() > static_cast<std::size_t>(*budget)
-          ? fmt::format("memory.device_budget is {}: this run does not start\n", binary(*budget))
+      is_over_budget(loaded.config, memory)
+          ? fmt::format("memory.device_budget is {}: this run does not start\n",
+                        binary(*loaded.config.memory.device_budget))
           : "";
   return fmt::format(
              "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of "
@@ -201,7 +206,8 @@ std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
                       const std::optional<MemoryPlan>& rank,
                       const std::string& recompute,
-                      const std::optional<PipelinePlan>& pipeline) {
+                      const std::optional<PipelinePlan>& pipeline,
+                      bool too_little) {
   const config::ModelConfig& model = loaded.config.model;
   std::string text = fmt::format("{}: {}, {} layers, hidden {}, vocabulary {}\n\n",
                                  loaded.path,
@@ -220,6 +226,10 @@ std::string plan_text(const config::LoadedConfig& loaded,
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";
+  if (too_little)
+    return text + "does not fit; shown with the smallest caches of experts that are possible\n";
+  if (rank && is_over_budget(loaded.config, *rank))
+    return text + "does not fit into memory.device_budget\n";
   return text + "no problems found\n";
 }
 

@@ -253,9 +253,10 @@ void add_offload(CLI::App& bench, Action& action) {
       ->delimiter(',')
       ->check(number_in(0.0, 10.0), "in [0 - 10]")
       ->capture_default_str();
-  verb->add_option("--budgets",
+  verb->add_option("--budget,--budgets",
                    o->budgets,
-                   "Device memory for experts, as shares of their weights, gradients and states")
+                   "Device memory for experts, as shares of their weights, gradients and states, "
+                   "several in turn; steps without offload come first, to compare")
       ->delimiter(',')
       ->capture_default_str();
   verb->add_option("--steps", o->steps, "Timed steps")
@@ -263,8 +264,10 @@ void add_offload(CLI::App& bench, Action& action) {
       ->capture_default_str();
   verb->add_flag("--json", o->json, "One JSON object in place of the table");
   verb->footer(
-      "Example:\n  moesaic bench offload configs/bench/mla_moe_5b.yaml parallel.order=vertical "
-      "--tokens 65536 --budgets 50%,25%\n");
+      "Example:\n"
+      "  moesaic bench offload configs/bench/mla_moe_5b.yaml parallel.order=vertical "
+      "--tokens 65536 --budget 50%,25%\n"
+      "  moesaic bench offload configs/quickstart.yaml --tokens 2048 --budget 50%   # on a CPU\n");
   verb->callback([&action, o, arguments] {
     action = [o, arguments] {
       o->config = arguments->path;

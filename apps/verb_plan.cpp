@@ -80,9 +80,13 @@ int plan(const PlanArguments& arguments) {
     rank = plan_rank_memory(loaded.config, {.least_caches = true});
   }
   const auto recompute = plan_recompute(loaded.config);
-  std::cout << (arguments.json
-                    ? plan_json(loaded, result, rank, recompute, pipeline)
-                    : plan_text(loaded, result, rank, recompute_text(recompute, budget), pipeline));
+  std::cout << (arguments.json ? plan_json(loaded, result, rank, recompute, pipeline)
+                               : plan_text(loaded,
+                                           result,
+                                           rank,
+                                           recompute_text(recompute, budget),
+                                           pipeline,
+                                           too_little.has_value()));
   if (too_little) throw *too_little;
   return 0;
 }

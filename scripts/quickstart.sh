@@ -9,7 +9,7 @@ say() { printf '\n== %s\n' "$*"; }
 say "packages"
 scripts/install_packages.sh
 say "build"
-scripts/build.sh
+BUILD_TARGET=moesaic scripts/build.sh
 moesaic=${BUILD_DIR:-build}/apps/moesaic
 
 say "text"

@@ -47,7 +47,7 @@ double share_of(const std::string& text) {
   const auto percent = config::parse_number(is_share ? text.substr(0, text.size() - 1) : "");
   if (!percent.value || *percent.value <= 0 || *percent.value > 100)
     throw UsageError(
-        fmt::format("--budgets {}: write shares of all experts, as in 100%,50%,25%", text));
+        fmt::format("--budget {}: write shares of all experts, as in 100%,50%,25%", text));
   return *percent.value / 100;
 }
 
@@ -76,10 +76,11 @@ config::Config config_of(const OffloadOptions& o, const OffloadRow& row) {
   const std::int64_t unit = config.data.sequence_length * config.train.micro_batch_size;
   if (row.tokens % unit != 0)
     throw UsageError(
-        fmt::format("--tokens {}: is no multiple of data.sequence_length x train.micro_batch_size "
-                    "({})",
+        fmt::format("--tokens {0}: write a multiple of data.sequence_length x "
+                    "train.micro_batch_size ({1}), as in {2}",
                     row.tokens,
-                    unit));
+                    unit,
+                    (row.tokens / unit + 1) * unit));
   config.train.global_batch_size = row.tokens / config.data.sequence_length;
   config.train.steps = kWarmUpSteps + o.steps;
   config.optimizer.warmup_steps = 0;

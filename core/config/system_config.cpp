@@ -153,7 +153,8 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "soonest "
     "(sched), that were used last (lru), the same ones always (static), or any (random, from "
     "run.seed; "
-    "for tests). The values are the same.");
+    "for tests). The values are the same.")
+      .example("lru");
   f("device_cache",
     &S::device_cache,
     "Device memory for the caches of offloaded experts together, per rank. null = what "

@@ -45,6 +45,13 @@ std::string gib(std::int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 1073741824.0);
 }
 
+// Bytes of a step, which a small model counts in MiB.
+std::string moved(std::int64_t bytes) {
+  constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+  return bytes < kGiB ? fmt::format("{:.2f} MiB", static_cast<double>(bytes) / 1048576.0)
+                      : gib(bytes);
+}
+
 // Extremes over the layers, each with the layer where it is.
 std::string expert_details(const std::vector<ExpertLoad>& experts) {
   const ExpertLoad *busiest = nullptr, *narrowest = nullptr, *low = nullptr, *high = nullptr;
@@ -112,9 +119,10 @@ std::string offload_details(const StepRecord& record) {
     text += fmt::format(" {} {:.1f}%", kind, 100 * traffic.hit_ratio());
     sum += traffic;
   }
-  text += fmt::format(" | up {}, down {}", gib(sum.bytes_up), gib(sum.bytes_down));
+  text += fmt::format(" | up {}, down {}", moved(sum.bytes_up), moved(sum.bytes_down));
   if (sum.file_read + sum.file_written > 0)
-    text += fmt::format(" | file read {}, written {}", gib(sum.file_read), gib(sum.file_written));
+    text +=
+        fmt::format(" | file read {}, written {}", moved(sum.file_read), moved(sum.file_written));
   text += fmt::format(
       " | host waited {} ({} time(s))", step_time(sum.host_wait_seconds), sum.host_waits);
   const LayerTierTraffic* slowest = nullptr;

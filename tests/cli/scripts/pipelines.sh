@@ -51,4 +51,8 @@ start 2 parallel.ep=2 parallel.order=vertical activations.residual_offload=true 
   { cat down.txt; fail "the vertical order"; }
 "$moesaic" ckpt diff across/checkpoints/step-00000008 down/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the bits of the horizontal order"; }
 grep -q '"activations_out_bytes":[1-9]' down/metrics.jsonl || fail "nothing was offloaded"
+# What was trained so is evaluated and continues texts like any other model.
+"$moesaic" eval across > eval.across && "$moesaic" eval down > eval.down || fail "eval of a run in vertical order"
+[ "$(grep nats/token eval.across)" = "$(grep nats/token eval.down)" ] || fail "other losses: $(cat eval.across eval.down)"
+"$moesaic" generate down --prompt "the" --max-new-tokens 4 > generated || fail "generate from a run in vertical order"
 echo "pipelines: all agree"
