@@ -139,8 +139,7 @@ void Checkpointing::start_background() {
 }
 
 bool Checkpointing::has_memory_for_copy() {
-  const auto needed =
-      static_cast<double>(StateSnapshot::bytes_for(parts_.trainer->owned_state()));
+  const auto needed = static_cast<double>(StateSnapshot::bytes_for(parts_.trainer->owned_state()));
   const auto free = free_host_memory();
   if (background_.holds_memory() || !free || needed < 0.9 * *free) return true;
   if (!std::exchange(said_no_memory_, true))

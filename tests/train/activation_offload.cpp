@@ -225,7 +225,13 @@ TEST_CASE("train: offloaded activations over phases with other lengths, in memor
       "train.phases=[{until: 1}, {until: 2, sequence_length: 32, micro_batch_size: 2}, {until: 20, "
       "micro_batch_size: 2}]"};
   const auto after = [&](const Overrides& more) {
-    Run run(hybrid_config(with(base, more)), nullptr, Stream::Mode::worker, kCpu, 0, {}, disturbance(5));
+    Run run(hybrid_config(with(base, more)),
+            nullptr,
+            Stream::Mode::worker,
+            kCpu,
+            0,
+            {},
+            disturbance(5));
     const auto own = [] {
       return bytes_of(memory_in_use(), "offloaded activations") +
              bytes_of(memory_in_use(), "offloaded activations, host");

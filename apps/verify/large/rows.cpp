@@ -45,7 +45,9 @@ void run_glu(CaseRun& run) {
                    weighted = run.poisoned(dh.shape(), compute),
                    d = run.poisoned(gate_up.shape(), compute),
                    dweight = run.poisoned({dh.dim(0)}, stats);
-  moesaic::run(run.backend(), GluForward{.h = h, .gate_up = gate_up, .row_count = count, .activation = activation});
+  moesaic::run(
+      run.backend(),
+      GluForward{.h = h, .gate_up = gate_up, .row_count = count, .activation = activation});
   run.expect("out.h", h.rows(0, used));
   moesaic::run(run.backend(),
                GluBackward{.dgate_up = d,
