@@ -106,6 +106,10 @@ std::string offload_text(const config::Config& config,
 }
 
 std::string offload_summary(const config::Config& config, const MemoryPlan& memory) {
+  if (memory.tier_parts.empty())
+    return fmt::format("{}, policy {} | rank 0 has nothing to offload: no experts in its stage, or no state of them",
+                       name_of(config.experts.offload),
+                       name_of(config.experts.policy));
   std::map<std::string, std::pair<double, double>> by_kind;  // bytes on the device, of all
   for (const TierPart& p : memory.tier_parts) {
     auto& [held, all] = by_kind[name(p.kind)];

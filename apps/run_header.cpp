@@ -173,7 +173,7 @@ std::vector<std::string> header_lines(const RunFacts& facts, const std::string& 
   const auto data = data_lines(c, facts.train, facts.valid, plan, facts.host.size());
   lines.insert(lines.end(), data.begin(), data.end());
   lines.push_back(memory_line());
-  if (facts.memory != nullptr && !facts.memory->tier_parts.empty()) {
+  if (facts.memory != nullptr && facts.memory->tiers) {
     lines.push_back("offload    " + offload_summary(c, *facts.memory));
     std::istringstream table(facts.memory->table());
     for (std::string line; std::getline(table, line);)

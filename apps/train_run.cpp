@@ -262,7 +262,11 @@ std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
 // Of this life, on rank 0.
 void TrainRun::log_touches() {
   ExpertTiers* tiers = assembly_.params->tiers();
-  if (!config().experts.touch_log || !is_root() || tiers == nullptr) return;
+  if (!config().experts.touch_log || !is_root()) return;
+  if (tiers == nullptr)
+    return report_.line(
+        "warning    experts.touch_log: rank 0's stage of the pipeline has no experts, so nothing "
+        "is written");
   const bool all = config().optimizer.untouched == config::Untouched::decay;
   touches_.emplace(*tiers,
                    std::filesystem::path(config().run.dir) / *config().experts.touch_log,

@@ -110,13 +110,19 @@ std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
   const auto last_piece = static_cast<int>((config.parallel.cp - 1) * config.parallel.tp);
   std::optional<MemoryPlan> most;  // of the stage that needs most
   for (int stage = 0; stage < stages; ++stage) {
-    MemoryPlan plan = plan_memory(config,
-                                  wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                                  precision_of(config, wants_cuda),
-                                  {&documents, 1},
-                                  ranks,
-                                  stage * (ranks / stages) + last_piece,
-                                  limits);
+    const auto plan_of = [&](int rank) {
+      return plan_memory(config,
+                         wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
+                         precision_of(config, wants_cuda),
+                         {&documents, 1},
+                         ranks,
+                         rank,
+                         limits);
+    };
+    const int rank = stage * (ranks / stages) + last_piece;
+    MemoryPlan plan = plan_of(rank);
+    // Its caches and homes are the largest; another rank has as many bytes of state, of other parameters.
+    if (plan.rank_of_states && *plan.rank_of_states != rank) plan = plan_of(*plan.rank_of_states);
     if (!most || plan.total() > most->total()) most = std::move(plan);
   }
   return most;

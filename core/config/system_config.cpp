@@ -211,8 +211,9 @@ void MemoryConfig::describe(Fields<MemoryConfig>& f) {
       .example("72GiB");
   f("host_budget",
     &S::host_budget,
-    "Ceiling of host memory per rank for what experts.offload puts there (pinned for a GPU). null "
-    "= what the system says is available at the start, in equal parts for the ranks of a machine.")
+    "Ceiling of host memory per rank for what experts.offload puts there (pinned for a GPU), with "
+    "offloaded activations beside it. null = what the system says is available at the start, in "
+    "equal parts for the ranks of a machine.")
       .in(Unit::bytes)
       .above(0)
       .example("100GiB");

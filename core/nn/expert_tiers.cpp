@@ -26,6 +26,7 @@ std::vector<double> even_weights(const TierGroup& group, bool of_states) {
 // Length of the slot tables, and how many: as many as several passes over all members need, so that the host can be far
 // ahead.
 std::pair<std::int64_t, std::int64_t> sizes_of_tables(std::span<const TierGroup> groups) {
+  if (groups.empty()) return {0, 0};
   std::int64_t length = 0, blocks = 0;
   for (const TierGroup& g : groups) {
     length = std::max(length, g.members);

@@ -125,10 +125,33 @@ struct DryRun {
   std::size_t activations_host = 0;
 };
 
+// Buckets are cut by bytes, so that experts' states need not lie evenly.
+std::optional<int> rank_of_states(const ParameterStore& params,
+                                  const MeshLayout& layout,
+                                  std::span<const TierGroup> groups) {
+  if (groups.empty()) return std::nullopt;
+  const auto axes = params.spec(params.params_of(groups.front().storages.front()).front())
+                        .placement.gradient_axes();
+  const std::vector<int> ranks = layout.group_of(axes, params.position().world_rank());
+  std::vector<std::int64_t> elements(ranks.size(), 0);
+  for (const TierGroup& group : groups) {
+    for (const StorageId id : group.storages) {
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        const FlatRange range = params.range_of_owner(id, static_cast<int>(i));
+        elements[i] += range.end - range.begin;
+      }
+    }
+  }
+  auto most = static_cast<std::size_t>(params.position().in_group(axes).index);
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (elements[i] > elements[most]) most = i;
+  return ranks[most];
+}
+
 DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& tiers) {
   const config::Config& config = run.config;
-  const MeshPosition position(std::make_shared<MeshLayout>(mesh_config(config.parallel), run.ranks),
-                              run.rank);
+  const auto layout = std::make_shared<MeshLayout>(mesh_config(config.parallel), run.ranks);
+  const MeshPosition position(layout, run.rank);
   const ModelOptions options = model_options(config);
   ParameterStore params(run.precision, position);
   Model model(params, options, stage_share(config, position));
@@ -180,9 +203,11 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
     plan.runtime = kCudaRuntimeBytes;
     plan.communication = device_communication_bytes(run.ranks);
   }
+  // A stage of a pipeline may hold no experts; its run offloads them all the same.
+  plan.tiers = tiers;
   if (tiers && params.tiers() != nullptr) {
     result.groups = params.tier_groups(tiers->state_kinds);
-    plan.tiers = tiers;
+    plan.rank_of_states = rank_of_states(params, *layout, result.groups);
     const auto host = params.tiers()->host_use();
     plan.host.insert(plan.host.end(), host.begin(), host.end());
     plan.file = params.tiers()->file_use();

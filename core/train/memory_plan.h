@@ -25,6 +25,8 @@ struct MemoryPlan {
   /// With experts.offload: what ParameterStore::offload_experts() takes, and what that comes to.
   std::optional<ExpertTierOptions> tiers;
   std::vector<TierPart> tier_parts;
+  /// Of the ranks that share out the state of offloaded experts with this one, the one that got most of it.
+  std::optional<int> rank_of_states;
   std::optional<std::uint64_t> device_limit;  ///< that decided the size of the caches
   /// Host memory, pinned for a GPU, in which experts live and activations wait, and bytes of the file; by the tags of `parts`.
   std::vector<MemoryUse> host, file;

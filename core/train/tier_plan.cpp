@@ -222,16 +222,18 @@ std::uint64_t least_host(std::vector<Chosen> all) {
                               const TierLimits& limits,
                               std::uint64_t tables) {
   std::vector<std::string> homes;
-  for (const Chosen& c : all)
+  for (const Chosen& c : all) {
+    if (c.host() == 0) continue;
     homes.push_back(fmt::format("{} {} of {}", size_text(c.host()), name(c.kind), c.group->name));
-  std::string text = fmt::format("experts.offload: experts need {} of host memory ({}); ",
-                                 size_text(sum(all, &Chosen::host) + tables),
+  }
+  if (tables > 0) homes.push_back(size_text(tables) + " tables of slots");
+  if (limits.host_rest > 0) homes.push_back(size_text(limits.host_rest) + " offloaded activations");
+  std::string text = fmt::format("experts.offload: this rank needs {} of host memory ({}); ",
+                                 size_text(sum(all, &Chosen::host) + tables + limits.host_rest),
                                  joined(homes));
   text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", size_text(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
                                               size_text(limits.host));
-  if (limits.host_rest > 0)
-    text += fmt::format(", of which offloaded activations take {}", size_text(limits.host_rest));
   if (limits.file == 0) {
     throw ResourceError(
         text + (limits.host_is_budget
@@ -242,10 +244,10 @@ std::uint64_t least_host(std::vector<Chosen> all) {
   }
   throw ResourceError(text +
                       fmt::format(", and with memory.file_budget {} at least {} of it must be in "
-                                  "host memory (gradients, and staging, always are). "
+                                  "host memory (gradients, staging and activations always are). "
                                   "Raise memory.host_budget or memory.file_budget",
                                   size_text(limits.file),
-                                  size_text(least_host(all) + tables)));
+                                  size_text(least_host(all) + tables + limits.host_rest)));
 }
 
 TierPolicy policy_of(config::ExpertPolicy policy) {

@@ -15,6 +15,19 @@ namespace {
 constexpr std::int64_t kMost = std::int64_t{1} << 20;   // layers, experts, micro-batches
 constexpr std::int64_t kLarge = std::int64_t{1} << 53;  // what JSON readers keep exactly
 
+constexpr std::string_view kBeginning = "{\"moesaic_touch_log\":";
+
+// Of a log that is to be written: what other files hold is not replaced.
+const std::filesystem::path& checked(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string there(kBeginning.size(), ' ');
+  file.read(there.data(), static_cast<std::streamsize>(there.size()));
+  if (file.gcount() > 0 && there != kBeginning)
+    throw UsageError(path.string() +
+                     ": exists and is no touch log, so it is not replaced; name another file");
+  return path;
+}
+
 std::string_view text(Updates updates) {
   return updates == Updates::none ? "none" : updates == Updates::touched ? "touched" : "dense";
 }
@@ -209,11 +222,12 @@ std::vector<Block> TouchFiller::blocks(std::int64_t step,
 }
 
 TouchLogWriter::TouchLogWriter(const std::filesystem::path& path, const TouchLog& head)
-    : file_(std::make_unique<DurableFile>(path, DurableFile::Mode::replace)),
+    : file_(std::make_unique<DurableFile>(checked(path), DurableFile::Mode::replace)),
       experts_(head.experts) {
   file_->write(
-      fmt::format("{{\"moesaic_touch_log\":1,\"layers\":{},\"experts\":{},\"expert_bytes\":"
-                  "{},\"state_bytes\":{},\"updates\":\"{}\"}}\n",
+      fmt::format("{}1,\"layers\":{},\"experts\":{},\"expert_bytes\":{},\"state_bytes\":{},"
+                  "\"updates\":\"{}\"}}\n",
+                  kBeginning,
                   head.layers,
                   head.experts,
                   head.expert_bytes,

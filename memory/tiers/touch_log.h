@@ -37,7 +37,7 @@ struct TouchLog {
 /// Throws InputError "FILE:LINE: …" for what is no log, or when a step has other visits than the first.
 TouchLog read_touch_log(const std::filesystem::path& path);
 
-/// Writes a log, a line per visit. Throws ResourceError.
+/// Writes a log, a line per visit. A log that was there is replaced, another file is not (UsageError). Throws ResourceError.
 class TouchLogWriter {
  public:
   /// Of `head` everything but the entries.

@@ -57,6 +57,14 @@ TEST_CASE("touch log: a log as a run writes it, with its counts, cut at the end"
   }
   std::ifstream in(path);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
+  // Another log is replaced, nothing else is.
+  const TouchLog head{.layers = 2, .experts = 3};
+  const fs::path other = folder.path() / "config.yaml";
+  std::ofstream(other) << "run: {}\n";
+  CHECK_THROWS_AS(TouchLogWriter(other, head), UsageError);
+  CHECK(fs::file_size(other) == 8);
+  fs::copy_file(path, folder.path() / "again.jsonl");
+  CHECK_NOTHROW(TouchLogWriter(folder.path() / "again.jsonl", head).finish());
   TouchLog log = read_touch_log(path);
   REQUIRE(log.entries.size() == 10);
   CHECK(log.first_step() == 10);

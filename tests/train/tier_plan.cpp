@@ -276,6 +276,13 @@ TEST_CASE("tier plan: what the host does not hold goes to the file, states first
   CHECK(contains(refusal(groups, limits), "Set memory.host_budget"));
   limits = {.device = least, .host = all - (std::uint64_t{4} << 20), .file = 4096};
   CHECK(contains(refusal(groups, limits), "Raise memory.host_budget or memory.file_budget"));
+  // What else lies there counts, and the number that is asked for is enough.
+  limits = {.device = least, .host = 1, .file = std::uint64_t{1} << 30, .host_rest = 3 << 20};
+  text = refusal(groups, limits);
+  CHECK(contains(text, "3072KiB offloaded activations"));
+  const std::string at_least = "at least ";
+  limits.host = std::stoull(text.substr(text.find(at_least) + at_least.size())) << 10;
+  CHECK(refusal(groups, limits) == "");
 }
 
 TEST_CASE("tier plan: bytes over the link") {

@@ -15,8 +15,9 @@ prom=textfile/moesaic_run.prom
 [ "$(ls textfile)" = moesaic_run.prom ] || fail "other files beside the metrics: $(ls textfile)"
 [ "$(tail -c 1 $prom | od -An -tx1 | tr -d ' ')" = 0a ] || fail "no newline at the end"
 grep '^# TYPE' $prom | awk '{ print $3 }' | sort -u > written.txt
-# Two more need a GPU, and a blend of several sources.
-printf '%s\n' moesaic_device_memory_bytes moesaic_data_ratio >> written.txt
+# Some need more: a GPU, a blend of several sources, offloaded experts.
+printf '%s\n' moesaic_device_memory_bytes moesaic_data_ratio moesaic_offload_hit_ratio moesaic_offload_bytes \
+  moesaic_offload_host_wait_seconds >> written.txt
 sort -u -o written.txt written.txt
 for file in dashboard.json alerts.yml; do
   names "$source/docs/monitoring/$file" > used.txt

@@ -35,8 +35,17 @@ for what in states full; do
   expect 0 "314 tensors have equal bits, 0 differ" "$moesaic" ckpt diff plain states
 done
 
+# A stage of a pipeline without experts.
+run run.dir=staged parallel.pp=2 parallel.layers=[1,2] > log.txt
+for what in states full; do
+  run run.dir=staged-$what parallel.pp=2 parallel.layers=[1,2] experts.offload=$what experts.device_cache=120KiB memory.host_budget=240KiB memory.file_budget=2MiB memory.file_path=tier > log.txt
+  expect 0 "equal bits, 0 differ" "$moesaic" ckpt diff staged staged-$what
+  grep -q "^offload    $what, .* has nothing to offload" log.txt || fail "no word of a stage without experts: $(cat log.txt)"
+done
+
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
+expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
 
@@ -53,6 +62,7 @@ expect 4 "Raise experts.device_cache to at least" one run.dir=no experts.offload
 expect 4 "and the rest of the run needs" one run.dir=no experts.offload=states memory.device_budget=1MiB
 expect 4 "memory.device_budget is 1048576 bytes, and this run needs" one run.dir=no memory.device_budget=1MiB
 expect 4 "memory.host_budget is 20480B" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "Raise experts.device_cache to at least" "$moesaic" plan tiny.yaml parallel.dp=4 experts.offload=states experts.device_cache=1KiB
 expect 4 "Raise --device-memory to at least" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 100KiB
 case $out in *"experts' gate_up states"*"does not fit"*) ;; *) fail "the plan is not shown: $out" ;; esac
 case $out in *"no problems found"* | *"caches hold everything"*) fail "the plan contradicts its error: $out" ;; esac
