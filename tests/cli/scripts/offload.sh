@@ -19,7 +19,7 @@ for what in states full; do
   grep -q "^offload    $what, policy sched | room on the device for" log.$what || fail "no summary: $(cat log.$what)"
   grep -q '^                                  *device      host memory             file$' log.$what || fail "no table: $(cat log.$what)"
   grep -q "^  experts' gate_up states .* KiB\|MiB" log.$what || fail "no states in the table"
-  grep -q '^step 2 | offload hits .*states [0-9.]*% .*| up [0-9]*[1-9][0-9.]* MiB, down [0-9.]* MiB | file read' log.$what || fail "no line of details"
+  grep -q '^step 2 | offload hits .*states [0-9.]*% .*| up [0-9.]*[1-9][0-9]* MiB, down [0-9.]* MiB | file read' log.$what || fail "no line of details"
   [ "$(grep -c '"type":"offload","step":[1-8],' $what/metrics.jsonl)" = 8 ] || fail "not a record for every step"
   [ "$(grep -c '"layer_uses":\[' $what/metrics.jsonl)" = 4 ] || fail "layers are not told every other step"
 done
