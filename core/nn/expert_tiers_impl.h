@@ -47,6 +47,12 @@ struct ExpertTiers::Impl {
     return section == "remainder" ? DType::u16 : precision.master;
   }
 
+  /// All members of a storage at once, on memory that is never read.
+  MemberRun pretended_run(const TierGroup& about, DType dtype) const;
+  static std::vector<tiers::Block> begin_visit(BlockTier& tier,
+                                               const Place& place,
+                                               const MemberVisit& visit,
+                                               const std::vector<std::int64_t>& members);
   /// Members that the visit is about, in the order of their use.
   static std::vector<std::int64_t> members_of(const MemberVisit& visit, std::int64_t members);
   using Bring = std::function<std::int64_t(BlockPins& pins, std::int64_t member)>;

@@ -53,6 +53,27 @@ void ExpertTiers::Impl::in_runs(BlockTier& tier,
   }
 }
 
+MemberRun ExpertTiers::Impl::pretended_run(const TierGroup& about, DType dtype) const {
+  return {0,
+          about.members,
+          pretended({about.members, about.rows, about.cols}, dtype),
+          pretended({about.members}, DType::i32)};
+}
+
+// Tells the cache what is used now, unless the schedule does not know of it. Returns the blocks.
+std::vector<tiers::Block> ExpertTiers::Impl::begin_visit(BlockTier& tier,
+                                                         const Place& place,
+                                                         const MemberVisit& visit,
+                                                         const std::vector<std::int64_t>& members) {
+  std::vector<tiers::Block> blocks;
+  for (const std::int64_t m : members)
+    blocks.push_back(place.block(m));
+  if (!visit.outside)
+    tier.cache().begin_visit(
+        {static_cast<std::int32_t>(place.storage), visit.kind, visit.micro_batch}, blocks);
+  return blocks;
+}
+
 void ExpertTiers::weights(StorageId id,
                           const MemberVisit& visit,
                           Stream& stream,
@@ -61,22 +82,12 @@ void ExpertTiers::weights(StorageId id,
   const TierGroup& about = *place.about;
   MOESAIC_CHECK(place.group->weights != nullptr, "weights of '" + about.name + "' are resident");
   const DType dtype = about.weight_dtype;
-  if (impl_->is_dry(stream)) {
-    return work({0,
-                 about.members,
-                 impl_->pretended({about.members, about.rows, about.cols}, dtype),
-                 impl_->pretended({about.members}, DType::i32)});
-  }
+  if (impl_->is_dry(stream)) return work(impl_->pretended_run(about, dtype));
   if (impl_->observer) impl_->observer(id, visit);
   const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->weights;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
-  std::vector<tiers::Block> blocks;
-  for (const std::int64_t m : members)
-    blocks.push_back(place.block(m));
-  if (!visit.outside)
-    tier.cache().begin_visit(
-        {static_cast<std::int32_t>(place.storage), visit.kind, visit.micro_batch}, blocks);
+  std::vector<tiers::Block> blocks = Impl::begin_visit(tier, place, visit, members);
   tier.expect(std::move(blocks));
   impl_->in_runs(
       tier,
@@ -107,22 +118,11 @@ void ExpertTiers::gradients(StorageId id,
   MOESAIC_CHECK(place.group->gradients != nullptr,
                 "gradients of '" + about.name + "' are resident, or none");
   const DType dtype = impl_->precision.grad;
-  if (impl_->is_dry(stream)) {
-    return work({0,
-                 about.members,
-                 impl_->pretended({about.members, about.rows, about.cols}, dtype),
-                 impl_->pretended({about.members}, DType::i32)});
-  }
+  if (impl_->is_dry(stream)) return work(impl_->pretended_run(about, dtype));
   const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
-  if (!visit.outside) {
-    std::vector<tiers::Block> blocks;
-    for (const std::int64_t m : members)
-      blocks.push_back(place.block(m));
-    tier.cache().begin_visit(
-        {static_cast<std::int32_t>(place.storage), visit.kind, visit.micro_batch}, blocks);
-  }
+  Impl::begin_visit(tier, place, visit, members);
   impl_->in_runs(
       tier,
       tier.slots(0, dtype, {about.rows, about.cols}),
