@@ -22,11 +22,11 @@ struct Transit {
 // and leave fewer to keep blocks in: a quarter, or what a twentieth of all blocks would take, which few hits are lost by.
 // Weights are used by updates beside the forward as well, a block at a time.
 Transit transit_of(std::int64_t slots, std::int64_t blocks, bool is_weights) {
-  constexpr std::int64_t kMost = 32, kLeastBeside = 3;
+  constexpr std::int64_t kMost = 32;
   if (slots >= blocks) return {slots - blocks};
   const std::int64_t main =
       std::min(slots, std::clamp(std::max(slots / 4, blocks / 20), DeviceCache::kMinSlots, kMost));
-  const std::int64_t beside = is_weights && main >= 4 * kLeastBeside ? main / 4 : 0;
+  const std::int64_t beside = is_weights ? main / 4 : 0;
   return {std::min(main, slots - beside), beside};
 }
 

@@ -141,7 +141,9 @@ void Trainer::allocate() {
                               .num_threads = static_cast<int>(config.run.threads),
                               .scratch_bytes = memory_.updates,
                               .name = "updates",
-                              .path = parts_.path});
+                              .path = parts_.path,
+                              // Small kernels, each awaited by copies: not behind products of a millisecond.
+                              .priority = Stream::Priority::high});
   }
   // Split masters round to bf16 in their own way, which only their owner can.
   gather_weights(true);
