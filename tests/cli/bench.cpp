@@ -100,6 +100,31 @@ TEST_CASE("cli: bench step shows every kind of op that ran") {
   CHECK(contains(output, "train.steps is 500"));
 }
 
+TEST_CASE(
+    "cli: bench step takes the memory that was planned, whatever is recomputed or offloaded") {
+  const std::string step = "bench step --steps 1 " MOESAIC_SOURCE_DIR
+                           "/configs/quickstart.yaml run.device=cpu train.global_batch_size=1 "
+                           "train.micro_batch_size=1 data.sequence_length=256 ";
+  double before = 0;
+  for (const std::string keys : {"'activations.recompute=[full]'",
+                                 "'activations.recompute=[selective]'",
+                                 "experts.offload=full parallel.order=vertical",
+                                 "'activations.recompute=[none]'"}) {
+    CAPTURE(keys);
+    std::string output;
+    REQUIRE(run(step + "--json " + keys, output) == 0);
+    const auto json = nlohmann::json::parse(output);
+    const double planned = json["planned_bytes"].get<double>();
+    CHECK(json["counted_bytes"].get<double>() == Approx(planned).epsilon(0.01));
+    CHECK(planned > before);
+    before = planned;
+  }
+  std::string output;
+  CHECK(run(step, output) == 0);
+  CHECK(contains(output, "memory           planned "));
+  CHECK(contains(output, " MiB; as buffers count "));
+}
+
 TEST_CASE("cli: bench cache-sim plays made-up and written logs alike, and bounds every policy") {
   const moesaic::test::TemporaryFolder folder("cache_sim");
   std::filesystem::create_directories(folder.path());
