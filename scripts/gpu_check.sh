@@ -28,7 +28,7 @@ if [ "${TESTS:-1}" != 0 ]; then
   start kernels_far_offsets 480 "$tests/test_cuda" '[.large]'
   start training 480 "$tests/test_cuda_train"
   # The whole program, and its ranks over NCCL: on two devices where there are two.
-  for name in train_cuda layouts_cuda selftest_cuda offload_cuda comm_nccl cuda_gate; do
+  for name in train_cuda layouts_cuda selftest_cuda experts_cuda offload_cuda comm_nccl cuda_gate; do
     start "$name" 480 ctest --test-dir "$BUILD_DIR" -R "^$name\$" --output-on-failure --no-tests=error
   done
   for dtype in f64 f32 bf16; do
