@@ -66,12 +66,13 @@ void ScheduleForecast::note_drawn(const Visit& visit, std::span<const Block> blo
     drawn_[index(b)] = 1;
     probability_[index(b)] += options_.smoothing;
   }
-  // The visits of this step that use the same experts again.
+  // The visits of this step that use the same experts again; its update may come in the next step.
   const std::int64_t start = now_ / length() * length();
-  const auto use_again = [&](const std::vector<std::int64_t>& positions, bool any_micro_batch) {
+  const auto use_again = [&](const std::vector<std::int64_t>& positions, bool by_update) {
     for (const std::int64_t in_step : positions) {
-      const std::int64_t p = start + in_step;
-      if (p <= now_ || (!any_micro_batch && visit_at(p).micro_batch != visit.micro_batch)) continue;
+      const bool is_over = start + in_step <= now_;
+      const std::int64_t p = start + in_step + (is_over && by_update ? length() : 0);
+      if (p <= now_ || (!by_update && visit_at(p).micro_batch != visit.micro_batch)) continue;
       for (const Block b : blocks) {
         auto& list = certain_[index(b)];
         const auto at = std::lower_bound(list.begin(), list.end(), p);
@@ -90,7 +91,12 @@ bool ScheduleForecast::move_on(const Visit& visit) {
     ++now_;
     return true;
   }
-  if (now_ >= 0 && visit == visit_at(now_)) return false;
+  // Updates beside a forward may come between its parts.
+  std::int64_t in_progress = now_;
+  while (in_progress >= 0 && visit.kind != VisitKind::update &&
+         visit_at(in_progress).kind == VisitKind::update)
+    --in_progress;
+  if (in_progress >= 0 && visit == visit_at(in_progress)) return false;
   for (std::int64_t p = now_ + 2; p <= now_ + length(); ++p) {
     if (!options_.may_skip && visit_at(p - 1).kind != VisitKind::update) break;
     if (visit != visit_at(p)) continue;

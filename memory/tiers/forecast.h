@@ -53,8 +53,8 @@ class ScheduleForecast final : public Forecast {
   };
   explicit ScheduleForecast(Options options);
 
-  /// The schedule's next visit (or one after updates that were left out), or once more the one in progress: it then uses
-  /// these blocks as well. Throws InternalError for another.
+  /// The schedule's next visit (or one after updates that were left out), or once more the one in progress, be it with
+  /// updates in between: it then uses these blocks as well. Throws InternalError for another.
   BlockRange begin_visit(const Visit& visit, std::span<const Block> blocks) override;
   void used(Block block) override;
   double next_use(Block block) const override;

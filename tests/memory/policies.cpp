@@ -323,6 +323,62 @@ TEST_CASE(
   CHECK(dense.next_use(3) == 4.75);  // used by nobody, and updated
 }
 
+TEST_CASE("forecast: an update of what was touched may be the next step's first visit") {
+  // U0 F0(0) F0(1) B0(1) B0(0): what forward chose is updated beside the next one.
+  const std::vector<Visit> step{{0, VisitKind::update, 0},
+                                {0, VisitKind::forward, 0},
+                                {0, VisitKind::forward, 1},
+                                {0, VisitKind::backward, 1},
+                                {0, VisitKind::backward, 0}};
+  ScheduleForecast f = forecast_of(step, Updates::touched);
+  const std::vector<Block> first{0}, second{1}, both{0, 1}, none;
+  f.begin_visit(step[1], first);  // nothing to update yet
+  f.begin_visit(step[2], second);
+  f.begin_visit(step[3], second);
+  f.used(1);
+  CHECK(f.next_use(1) == 5.25);
+  f.begin_visit(step[4], first);
+  f.used(0);
+  CHECK(f.next_use(0) == 5);
+  CHECK(f.foresee(1, 1).size() == 2);
+  f.begin_visit(step[0], both);
+  f.used(0);
+  CHECK(f.next_use(0) == Approx(6 + (1 / 0.8 - 1) * 2.5));
+  f.begin_visit(step[1], none);
+  f.begin_visit(step[2], first);
+  f.begin_visit(step[3], first);
+  f.begin_visit(step[4], none);
+  CHECK(f.next_use(0) == 10);
+  CHECK(f.next_use(1) > 11);  // not touched, not updated
+}
+
+TEST_CASE("forecast: updates may come between the parts of a visit") {
+  // F0 U1 F1 B1 B0 U0: layer 1 is updated as soon as something of F0 is under way.
+  const std::vector<Visit> step{{0, VisitKind::forward, 0},
+                                {1, VisitKind::update, 0},
+                                {1, VisitKind::forward, 0},
+                                {1, VisitKind::backward, 0},
+                                {0, VisitKind::backward, 0},
+                                {0, VisitKind::update, 0}};
+  for (const Updates updates : {Updates::dense, Updates::touched}) {
+    ScheduleForecast f = forecast_of(step, updates);
+    const std::vector<Block> first{0}, second{0, 2}, none;
+    f.begin_visit(step[0], first);
+    f.used(0);
+    f.begin_visit(step[1], none);
+    f.begin_visit(step[0], second);
+    CHECK(f.next_use(2) < 2);  // now
+    f.used(0);
+    f.used(2);
+    CHECK(f.next_use(0) == 4.75);  // B0
+    CHECK(f.next_use(2) == 4.25);
+    CHECK(f.touch_probability(0) == Approx(1));
+    CHECK(f.touch_probability(1) == Approx(0.8));
+    f.begin_visit(step[2], none);
+    CHECK_THROWS_AS(f.begin_visit(step[0], first), InternalError);
+  }
+}
+
 TEST_CASE("forecast: a visit in several parts counts once, with the experts of all of them") {
   const auto step = step_visits(3, 1, VisitOrder::horizontal, Updates::touched);
   ScheduleForecast whole = forecast_of(step, Updates::touched),
