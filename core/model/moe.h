@@ -142,6 +142,7 @@ class MoeLayer : public Module {
   // The weights of experts here need not be on the device all at once, nor their gradients: products are formed for a run of
   // experts at a time, each with the offsets and slots of the run.
   ExpertRows& expert_rows(Tape& tape) const { return tape.host<ExpertRows>(expert_rows_); }
+  bool counts_rows_here(Tape& tape) const;
   /// The use that the pass on the tape makes of the experts' weights, or of their gradients.
   struct ExpertVisit {
     std::shared_ptr<const std::vector<std::int64_t>> rows;

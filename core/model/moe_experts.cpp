@@ -46,10 +46,16 @@ void MoeLayer::declare_sort(TapeSpec& tape, std::size_t chunk) {
                            .topk = p.in(h.topk),
                            .kept = drops ? p.in(a_.all_kept) : ConstTensorView(),
                            .token_count = h.count.valid() ? p.in(h.count) : ConstTensorView()});
-        // With an exchange its plan tells them, or nobody.
-        if (exchange_ == nullptr) expert_rows(p).read(p.out(h.offsets), p.stream());
+        if (counts_rows_here(p)) expert_rows(p).read(p.out(h.offsets), p.stream());
       },
       StepKind::chooses);
+}
+
+// The plan of most exchanges tells the rows. That of a dense one does not, and the rows of one part are not those of all.
+bool MoeLayer::counts_rows_here(Tape& tape) const {
+  if (exchange_ == nullptr) return true;
+  return a_.here.size() == 1 && !exchange_->may_take_passes() &&
+         plan_of(tape).expert_rows().empty();
 }
 
 std::int64_t MoeLayer::experts_here() const {
