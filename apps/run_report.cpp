@@ -133,6 +133,7 @@ StepRecord RunReport::record_of(const StepStats& stats, const Trainer& trainer) 
     record.tiers = tiers_->kinds();
     if (is_multiple(stats.step, config().log.detail_every)) record.tier_layers = tiers_->layers();
   }
+  record.replays = stats.replays;
   if (stats.activations_out > 0) {
     record.activations_out = stats.activations_out;
     record.activations_in = stats.activations_in;

@@ -252,7 +252,11 @@ void TrainRun::log_touches() {
     return report_.line(
         "warning    experts.touch_log: rank 0's stage of the pipeline has no experts, so nothing "
         "is written");
-  const bool all = config().optimizer.untouched == config::Untouched::decay;
+  const OptimizerOptions& options = assembly_.optimizer->options();
+  const bool all =
+      !options.skip_untouched &&
+      !(options.lazy_untouched &&
+        ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer));
   touches_.emplace(*tiers,
                    std::filesystem::path(config().run.dir) / *config().experts.touch_log,
                    all ? tiers::Updates::dense : tiers::Updates::touched);

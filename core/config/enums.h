@@ -105,9 +105,10 @@ constexpr std::array<std::string_view, 3> names_of(DecayShape) {
   return {"linear", "cosine", "1-sqrt"};
 }
 
-enum class Untouched { decay, skip };
-constexpr std::array<std::string_view, 2> names_of(Untouched) {
-  return {"decay", "skip"};
+/// What becomes of experts without a token in a step: lazy has the values of dense.
+enum class Untouched { dense, lazy, skip };
+constexpr std::array<std::string_view, 3> names_of(Untouched) {
+  return {"dense", "lazy", "skip"};
 }
 
 /// How masters of bf16 weights are kept.

@@ -67,6 +67,8 @@ struct Field {
   std::string example_text;
   std::string default_note;              ///< in words, where the default depends on other things
   std::vector<std::string> other_names;  ///< spellings of other model families
+  /// Choices: words of earlier versions, still read, and what they stand for.
+  std::vector<std::pair<std::string, std::string>> older_words;
 
   Field& required() { return is_required = true, *this; }
   Field& in(Unit u) { return unit = u, *this; }
@@ -81,6 +83,9 @@ struct Field {
   Field& example(std::string text) { return example_text = std::move(text), *this; }
   Field& default_is(std::string text) { return default_note = std::move(text), *this; }
   Field& also(std::vector<std::string> names) { return other_names = std::move(names), *this; }
+  Field& was(std::string older, std::string now) {
+    return older_words.emplace_back(std::move(older), std::move(now)), *this;
+  }
 };
 
 /// All keys of one struct, and an instance that holds the defaults.

@@ -225,7 +225,10 @@ void Reader::number(const Field& field, const Node& node, const std::string& pat
 
 void Reader::choice(
     const Field& field, const Type& type, const Node& node, const std::string& path, void* out) {
-  const auto it = std::find(type.choices.begin(), type.choices.end(), node.text);
+  std::string word = node.text;
+  for (const auto& [older, now] : field.older_words)
+    if (word == older) word = now;
+  const auto it = std::find(type.choices.begin(), type.choices.end(), word);
   if (it != type.choices.end())
     return type.set_choice(out, static_cast<int>(it - type.choices.begin()));
   const std::string near = nearest(node.text, {type.choices.begin(), type.choices.end()});

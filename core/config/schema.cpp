@@ -49,8 +49,12 @@ Json type_schema(const Field& field, const Type& type) {
     // A path or name may look like a number to YAML and is a text to us all the same.
     case Kind::text:
       return {{"type", {"string", "number", "boolean"}}};
-    case Kind::choice:
-      return {{"enum", type.choices}};
+    case Kind::choice: {
+      Json words = type.choices;
+      for (const auto& [older, now] : field.older_words)
+        words.push_back(older);
+      return {{"enum", words}};
+    }
     case Kind::optional:
       return {{"anyOf", Json::array({type_schema(field, *type.item), Json{{"type", "null"}}})}};
     case Kind::list: {

@@ -264,8 +264,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
       .example("0.999");
   f("untouched",
     &S::untouched,
-    "Experts without a token in a step: decay = momentum and weight decay act as usual, skip = "
-    "weights and state stay.");
+    "Experts without a token in a step: dense = momentum and weight decay act as usual; lazy = the "
+    "same values, but with experts.offload full an expert is left where it is until its next "
+    "token, and given then what it missed; skip = weights and state stay.")
+      .was("decay", "dense");
   f("master",
     &S::master,
     "Masters of bf16 weights: f32 = a copy of 4 bytes beside the weight; split = the bf16 weight "

@@ -101,7 +101,7 @@ struct OptimizerConfig {
   MuonProducts ns_products = MuonProducts::automatic;
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
-  Untouched untouched = Untouched::decay;
+  Untouched untouched = Untouched::dense;
   MasterWeights master = MasterWeights::f32;
   static void describe(Fields<OptimizerConfig>& f);
 };

@@ -138,6 +138,8 @@ class ExpertTiers {
   void gradients(StorageId id, const MemberVisit& visit, Stream& stream, const MemberWork& work);
 
   bool has_gradient(StorageId id, std::int64_t member) const;
+  /// Zeros [rows, cols], to be read alone: the gradient of a member without one. Empty where gradients are resident.
+  TensorView zero_gradient(StorageId id) const;
 
   /// The update of a storage begins; it will use these members in this order. `outside`: not where the schedule has it.
   void begin_update(StorageId id, std::span<const std::int64_t> members, bool outside = false);
@@ -185,7 +187,9 @@ class ExpertTiers {
     /// A visit by weights() begins, or was enqueued.
     virtual void before(StorageId id, const MemberVisit& visit) = 0;
     virtual void after(StorageId id, const MemberVisit& visit) = 0;
-    /// Anything else is about to happen.
+    /// Gradients are about to be used, and nothing else.
+    virtual void before_gradients() = 0;
+    /// Anything else is about to happen: nothing may be put off any longer.
     virtual void finish() = 0;
     /// Whether it has yet to use the storage.
     virtual bool awaits(StorageId id) const = 0;

@@ -91,11 +91,19 @@ struct ExpertTiers::Impl {
   std::int64_t table_length = 0, table_count = 0;
   std::optional<SlotTables> tables;
   Buffer zeros;  ///< what a gradient without a value is read as
+  TensorView zero_gradient(const TierGroup& about) const {
+    return zeros.bytes() > 0 ? zeros.view({about.rows, about.cols}, precision.grad) : TensorView();
+  }
   bool schedule_has_updates = true;
   Observer observer;
   PutOff* put_off = nullptr;
   void catch_up() {
     if (put_off != nullptr) put_off->finish();
+  }
+  void catch_up_for(const Access& access) {
+    if (access.weight != MemberAccess::none || access.state != MemberAccess::none)
+      return catch_up();
+    if (put_off != nullptr) put_off->before_gradients();
   }
   std::unordered_map<std::int32_t, TierCounters> of_storage;  ///< what the calls about it did
   TierCounters sum_of(const Group& group) const;

@@ -126,7 +126,7 @@ void ExpertTiers::gradients(StorageId id,
                 "gradients of '" + about.name + "' are resident, or none");
   const DType dtype = impl_->precision.grad;
   if (impl_->is_dry(stream)) return work(impl_->pretended_run(about, dtype));
-  impl_->catch_up();
+  if (impl_->put_off != nullptr) impl_->put_off->before_gradients();
   const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
@@ -186,6 +186,11 @@ bool ExpertTiers::has_gradient(StorageId id, std::int64_t member) const {
              Impl::Gradient::there;
 }
 
+TensorView ExpertTiers::zero_gradient(StorageId id) const {
+  const TierGroup& about = *impl_->place(id).about;
+  return impl_->zero_gradient(about);
+}
+
 void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> members, bool outside) {
   const Impl::Place place = impl_->place(id);
   if (impl_->pretend) return;
@@ -206,12 +211,17 @@ void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> membe
     group.weights->expect(std::move(all));
   }
   if (group.states == nullptr) return;
-  // Then come those of the storage before.
-  if (place.storage > 0) {
-    Impl::Place before = place;
-    --before.storage;
+  // Then come those of a neighbour, before it or, beside a forward, after it: the one that still has gradients.
+  const auto storages = static_cast<std::int64_t>(place.about->storages.size());
+  for (const std::int64_t storage : {place.storage - 1, place.storage + 1}) {
+    if (storage < 0 || storage >= storages) continue;
+    Impl::Place next = place;
+    next.storage = storage;
+    const StorageId next_id = place.about->storages[static_cast<std::size_t>(storage)];
+    const bool updates_all = group.gradients == nullptr && storage < place.storage;
     for (std::int64_t m = 0; m < place.about->members; ++m)
-      if (before.owns(m)) states.push_back(before.state_block(m));
+      if (next.owns(m) && (updates_all || has_gradient(next_id, m)))
+        states.push_back(next.state_block(m));
   }
   group.states->expect(std::move(states));
 }
@@ -263,7 +273,7 @@ MemberTensors ExpertTiers::Impl::bring_member(const Place& place,
   if (access.gradient != MemberAccess::none && g.gradients != nullptr) {
     const Gradient now = g.gradient[static_cast<std::size_t>(place.block(member))];
     if (access.gradient == MemberAccess::read && now == Gradient::none) {
-      t.gradient = zeros.view(shape, precision.grad);
+      t.gradient = zero_gradient(*place.about);
     } else {
       const std::int64_t slot = bring_gradient(place, member, access.gradient, stream, pins);
       t.gradient = g.gradients->slot(slot, 0, precision.grad, shape);
@@ -303,7 +313,7 @@ void ExpertTiers::with_members(StorageId id,
     tensors.assign(members.size(), impl_->pretended_member(place, access));
     return work(tensors);
   }
-  impl_->catch_up();
+  impl_->catch_up_for(access);
   const Impl::Call call(*impl_, id, *place.group);
   BlockPins pins(stream, access.beside ? BlockTier::Lane::beside : BlockTier::Lane::main);
   for (const std::int64_t m : members) {

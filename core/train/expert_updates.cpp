@@ -17,7 +17,10 @@ bool ExpertUpdates::can_run_beside(const ParameterStore& params, const Optimizer
 ExpertUpdates::ExpertUpdates(ParameterStore& params,
                              Optimizer& optimizer,
                              const BackendOwner::Options& options)
-    : params_(params), optimizer_(optimizer), beside_(options) {
+    : params_(params),
+      optimizer_(optimizer),
+      beside_(options),
+      lag_(params, optimizer.late_steps() - 1) {
   for (const TierGroup& group : params.tiers()->groups()) {
     Group& own = groups_.emplace_back(Group{.storages = group.storages});
     own.done = own.layers();
@@ -34,10 +37,10 @@ ExpertUpdates::~ExpertUpdates() {
 }
 
 void ExpertUpdates::begin(Backend& main) {
-  finish();
+  update_all(true);
   // Those of the step before are long over: the last backward came after them. An error in one of them shows here.
   beside_.stream().synchronize();
-  optimizer_.put_off_experts(main);
+  optimizer_.put_off_experts(main, lag_.end_step());
   Event ready(stream_of(main).device());
   stream_of(main).record(ready);
   beside_.stream().wait(ready);
@@ -47,18 +50,58 @@ void ExpertUpdates::begin(Backend& main) {
     update(group, updates_due::at_once(group.layers()), false);
 }
 
+namespace {
+
+class Flag {
+ public:
+  explicit Flag(bool& is) : is_(is) { is_ = true; }
+  ~Flag() { is_ = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+
+ private:
+  bool& is_;
+};
+
+}  // namespace
+
 void ExpertUpdates::update(Group& group, std::int32_t until, bool outside) {
   if (is_updating_ || group.done >= until) return;
-  struct Updating {
-    bool& is;
-    explicit Updating(bool& flag) : is(flag) { is = true; }
-    ~Updating() { is = false; }
-  } updating(is_updating_);
+  const Flag updating(is_updating_);
   for (; group.done < until; ++group.done) {
     const StorageId id = group.storages[static_cast<std::size_t>(group.done)];
-    optimizer_.update_experts_of(beside_.backend(), id, outside);
+    const std::vector<LateUpdates> updates = lag_.of_step(id);
+    optimizer_.update_experts_of(beside_.backend(), id, updates, true, outside);
     params_.tiers()->end_update(id);
+    count(id, updates, 1);
   }
+}
+
+// The schedule knows of no such use.
+void ExpertUpdates::replay(StorageId id, std::span<const std::int64_t> rows) {
+  if (is_updating_) return;
+  const std::vector<LateUpdates> updates = lag_.behind(id, rows);
+  if (updates.empty()) return;
+  const Flag updating(is_updating_);
+  optimizer_.update_experts_of(beside_.backend(), id, updates, false, true);
+  count(id, updates, 0);
+}
+
+// `in_time`: of each member's updates those that are the last step's, with the others of that step.
+void ExpertUpdates::count(StorageId id,
+                          std::span<const LateUpdates> updates,
+                          std::int64_t in_time) {
+  if (!optimizer_.updates_experts_of(id)) return;
+  for (const LateUpdates& u : updates) {
+    const std::int64_t late = u.end - u.first - in_time;
+    replays_.members += late > 0 ? 1 : 0;
+    replays_.steps += late;
+  }
+}
+
+std::optional<ExpertReplays> ExpertUpdates::replays() const {
+  if (optimizer_.late_steps() == 1) return std::nullopt;
+  return replays_;
 }
 
 void ExpertUpdates::update_all(bool outside) {
@@ -66,8 +109,16 @@ void ExpertUpdates::update_all(bool outside) {
     update(group, group.layers(), outside);
 }
 
+void ExpertUpdates::before_gradients() {
+  update_all(true);
+}
+
 void ExpertUpdates::finish() {
   update_all(true);
+  for (const Group& group : groups_) {
+    for (const StorageId id : group.storages)
+      replay(id, {});
+  }
 }
 
 ExpertUpdates::Place ExpertUpdates::place_of(StorageId id) const {
@@ -81,12 +132,16 @@ ExpertUpdates::Place ExpertUpdates::place_of(StorageId id) const {
 }
 
 void ExpertUpdates::before(StorageId id, const MemberVisit& visit) {
-  if (visit.outside || visit.kind != tiers::VisitKind::forward) return update_all(visit.outside);
-  const Place place = place_of(id);
-  Group& group = groups_[place.group];
-  update(group,
-         updates_due::before({place.layer, visit.kind, visit.micro_batch}, group.layers()),
-         false);
+  if (visit.outside || visit.kind != tiers::VisitKind::forward) {
+    update_all(visit.outside);
+  } else {
+    const Place place = place_of(id);
+    Group& group = groups_[place.group];
+    update(group,
+           updates_due::before({place.layer, visit.kind, visit.micro_batch}, group.layers()),
+           false);
+  }
+  replay(id, visit.rows);
 }
 
 void ExpertUpdates::after(StorageId id, const MemberVisit& visit) {

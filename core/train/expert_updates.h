@@ -1,10 +1,13 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/nn/expert_tiers.h"
+#include "core/train/member_lag.h"
 #include "core/train/optimizer.h"
+#include "core/train/step_record.h"
 #include "kernels/backend.h"
 
 namespace moesaic {
@@ -13,6 +16,9 @@ namespace moesaic {
 /// and back then hides behind its products. An expert's next use waits for its update and for no other. Enqueued layer
 /// by layer, a little ahead of the forward (updates_due), and all at once when anything but a forward comes.
 /// The same ops on the same values as right after the step, so the same bits.
+///
+/// With OptimizerOptions::lazy_untouched experts without a gradient are left alone, and given what they missed when they are next
+/// used, before a forward that has tokens for them; all of them before anything else looks at weights or states.
 class ExpertUpdates final : public ExpertTiers::PutOff {
  public:
   /// Where weights are offloaded, no other rank waits for them, and nothing that the next step overwrites is read.
@@ -27,7 +33,10 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
 
   /// The step's scalars, clip factor among them, are final on `main`: its updates begin.
   void begin(Backend& main);
+  void before_gradients() override;
   void finish() override;
+  /// So far; nothing where no expert ever misses an update.
+  std::optional<ExpertReplays> replays() const;
 
   void before(StorageId id, const MemberVisit& visit) override;
   void after(StorageId id, const MemberVisit& visit) override;
@@ -46,10 +55,14 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   Place place_of(StorageId id) const;
   void update(Group& group, std::int32_t until, bool outside);
   void update_all(bool outside);
+  void replay(StorageId id, std::span<const std::int64_t> rows);
+  void count(StorageId id, std::span<const LateUpdates> updates, std::int64_t in_time);
 
   ParameterStore& params_;
   Optimizer& optimizer_;
   BackendOwner beside_;
+  MemberLag lag_;
+  ExpertReplays replays_;
   std::vector<Group> groups_;
   bool is_updating_ = false;  ///< the calls of the tiers are its own
 };

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 
+#include "core/nn/expert_tiers.h"
 #include "core/train/store_ids.h"
 
 namespace moesaic {
+namespace {
+// How far an expert may fall behind; their scalars are kept.
+constexpr std::int64_t kLateSteps = 64;
+}  // namespace
 
 Optimizer::Optimizer(ParameterStore& params,
                      const OptimizerOptions& options,
@@ -39,8 +44,11 @@ Optimizer::Optimizer(ParameterStore& params,
   scalars_ = small_.view({max_groups, kNumStepScalars}, master);
   expert_scalars_ = scalars_;
   if (params.tiers() != nullptr) {
-    late_memory_ = params.allocate(scalar_bytes, "step scalars");
-    late_scalars_ = late_memory_.view({max_groups, kNumStepScalars}, master);
+    const std::int64_t steps =
+        options.lazy_untouched && params.tiers()->holds_weights() ? kLateSteps : 1;
+    late_decays_.assign(static_cast<std::size_t>(steps), 0);
+    late_memory_ = params.allocate(static_cast<std::size_t>(steps) * scalar_bytes, "step scalars");
+    late_scalars_ = late_memory_.view({steps, max_groups, kNumStepScalars}, master);
   }
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);

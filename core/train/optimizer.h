@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ struct OptimizerOptions {
   std::optional<double> qk_clip_tau;
   std::optional<double> ema_decay;
   bool skip_untouched = false;  ///< experts without a token in the step keep weights and state
+  bool lazy_untouched = false;  ///< offloaded experts may be given updates without a gradient later
+};
+
+/// What a member of offloaded experts is yet to be given: the updates of the steps [first, end).
+struct LateUpdates {
+  std::int64_t member = 0;
+  std::int64_t first = 0, end = 0;
 };
 
 /// What an optimizer keeps of experts beside masters: ExpertTierOptions::state_kinds.
@@ -77,11 +85,19 @@ class Optimizer {
   void update(Backend& backend, const Mesh* mesh = nullptr);
   /// Those experts, from the last layer to the first.
   void update_experts(Backend& backend);
-  /// The same later, storage by storage, in the middle of the next step even: what the update reads of this one is put aside.
-  /// Not with skip_untouched.
-  void put_off_experts(Backend& backend);
-  /// One of the storages that were put off, on a stream beside that of forward and backward. `outside` as in ExpertTiers.
-  void update_experts_of(Backend& backend, StorageId id, bool outside);
+  /// The same later, storage by storage, in the middle of the next step even: what the updates read of this step is put aside.
+  /// Steps are numbered without gaps, and the last late_steps() of them kept; all are of one phase. Not with skip_untouched.
+  void put_off_experts(Backend& backend, std::int64_t step);
+  std::int64_t late_steps() const { return static_cast<std::int64_t>(late_decays_.size()); }
+  /// Some of what was put off, on a stream beside that of forward and backward, each member's updates in their order. The
+  /// gradients are zeros, but for that of the last step where `with_gradients`. `outside` as in ExpertTiers.
+  void update_experts_of(Backend& backend,
+                         StorageId id,
+                         std::span<const LateUpdates> members,
+                         bool with_gradients,
+                         bool outside);
+  /// Whether these experts' updates change anything in this phase.
+  bool updates_experts_of(StorageId id) const;
   const OptimizerOptions& options() const noexcept { return options_; }
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
@@ -164,6 +180,8 @@ class Optimizer {
     return updates_ == 0 ? 0.0 : *options_.ema_decay;
   }
   // Offloaded experts (optimizer_offloaded.cpp).
+  bool trains_experts_of(StorageId id) const;
+  TensorView late_scalars_of(std::int64_t step) const;
   ConstTensorView expert_scalars_of(const Entry& entry) const {
     return expert_scalars_.rows(entry.group, entry.group + 1).reshaped({kNumStepScalars});
   }
@@ -179,7 +197,17 @@ class Optimizer {
                              StorageId id,
                              std::int64_t member,
                              const TensorView& gradient);
-  void update_members(Backend& backend, StorageId id, bool beside, bool outside);
+  struct HowUpdated {
+    bool with_gradients = true;
+    bool beside = false;  // with the scalars of the steps that were put off
+    bool outside = false;
+  };
+  void update_members(Backend& backend,
+                      StorageId id,
+                      std::span<const LateUpdates> updates,
+                      const HowUpdated& how);
+  bool is_rounded_last(StorageId id) const;
+  void round_member(Backend& backend, StorageId id, const MemberState& state);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
   void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
   void average_member(Backend& backend, const MemberState& state);
@@ -196,8 +224,11 @@ class Optimizer {
   Buffer memory_, small_;
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
   // What updates of offloaded experts read: scalars_, or the copy of those of a step whose updates were put off.
-  TensorView expert_scalars_, late_scalars_;
+  TensorView expert_scalars_;
   double expert_decay_ = 0;  // of averages
+  TensorView
+      late_scalars_;  // [late_steps(), max_groups, kNumStepScalars], step s in row s % late_steps()
+  std::vector<double> late_decays_;  // the same of averages
   Buffer late_memory_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;

@@ -20,6 +20,7 @@ OptimizerOptions optimizer_options(const config::OptimizerConfig& c) {
   o.qk_clip_tau = c.qk_clip_tau;
   o.ema_decay = c.ema_decay;
   o.skip_untouched = c.untouched == config::Untouched::skip;
+  o.lazy_untouched = c.untouched == config::Untouched::lazy;
   return o;
 }
 

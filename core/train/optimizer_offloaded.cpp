@@ -119,49 +119,87 @@ void Optimizer::update_experts(Backend& backend) {
   expert_decay_ = options_.ema_decay ? average_decay() : 0;
   for (std::size_t s = states_.size(); s-- > 0;) {
     const StorageId id = storage_id(s);
-    if (params_.has_tiered_state(id)) update_members(backend, id, false, false);
+    if (!params_.has_tiered_state(id)) continue;
+    std::vector<LateUpdates> of_step;
+    for (const std::int64_t m : own_members(params_, id))
+      of_step.push_back({m, 0, 1});
+    update_members(backend, id, of_step, {});
   }
 }
 
+TensorView Optimizer::late_scalars_of(std::int64_t step) const {
+  const std::int64_t row = step % late_steps();
+  return late_scalars_.rows(row, row + 1).reshaped(scalars_.shape());
+}
+
 // Until the phase ends the next steps form the same groups of parameters.
-void Optimizer::put_off_experts(Backend& backend) {
+void Optimizer::put_off_experts(Backend& backend, std::int64_t step) {
   MOESAIC_CHECK(!options_.skip_untouched, "counts of tokens are those of the step in progress");
-  copy_tensor(late_scalars_, scalars_, stream_of(backend));
-  expert_scalars_ = late_scalars_;
-  expert_decay_ = options_.ema_decay ? average_decay() : 0;
+  copy_tensor(late_scalars_of(step), scalars_, stream_of(backend));
+  late_decays_[static_cast<std::size_t>(step % late_steps())] =
+      options_.ema_decay ? average_decay() : 0;
 }
 
-void Optimizer::update_experts_of(Backend& backend, StorageId id, bool outside) {
-  update_members(backend, id, true, outside);
+void Optimizer::update_experts_of(Backend& backend,
+                                  StorageId id,
+                                  std::span<const LateUpdates> members,
+                                  bool with_gradients,
+                                  bool outside) {
+  update_members(
+      backend, id, members, {.with_gradients = with_gradients, .beside = true, .outside = outside});
 }
 
-void Optimizer::update_members(Backend& backend, StorageId id, bool beside, bool outside) {
+bool Optimizer::trains_experts_of(StorageId id) const {
   const auto ids = params_.params_of(id);
-  const ParamId first = ids.front();
-  const std::vector<std::int64_t> members = own_members(params_, id);
-  const bool moves = entry(first).trained && std::any_of(ids.begin(), ids.end(), [&](ParamId p) {
-                       return !params_.frozen(p);
-                     });
+  return entry(ids.front()).trained &&
+         std::any_of(ids.begin(), ids.end(), [&](ParamId p) { return !params_.frozen(p); });
+}
+
+bool Optimizer::updates_experts_of(StorageId id) const {
+  return options_.ema_decay.has_value() || trains_experts_of(id);
+}
+
+void Optimizer::update_members(Backend& backend,
+                               StorageId id,
+                               std::span<const LateUpdates> updates,
+                               const HowUpdated& how) {
+  const ParamId first = params_.params_of(id).front();
+  const bool moves = trains_experts_of(id), is_idle = updates.empty() || !updates_experts_of(id);
   ExpertTiers& tiers = *params_.tiers();
-  const bool is_idle = members.empty() || (!moves && !options_.ema_decay);
-  if (!is_dry(backend))
-    tiers.begin_update(id, is_idle ? std::span<const std::int64_t>() : members, outside);
+  if (!is_dry(backend)) {
+    std::vector<std::int64_t> members;
+    for (const LateUpdates& u : updates)
+      if (!is_idle) members.push_back(u.member);
+    tiers.begin_update(id, members, how.outside);
+  }
   if (is_idle) return;
-  ExpertTiers::Access access{.state = MemberAccess::change, .beside = beside};
-  if (params_.has_tiered_weights(id)) {
+  const bool has_gradients = moves && how.with_gradients,
+             is_tiered = params_.has_tiered_weights(id);
+  ExpertTiers::Access access{.state = MemberAccess::change, .beside = how.beside};
+  if (is_tiered) {
     // A step that is skipped writes nothing, so that only what is written in any case may be brought without its values.
     const bool by_master = has_separate_master(first);
     const MemberAccess changed = by_master ? MemberAccess::replace : MemberAccess::change;
     access.weight = moves ? changed : by_master ? MemberAccess::none : MemberAccess::read;
-    access.gradient = moves ? MemberAccess::read : MemberAccess::none;
-    access.last_use_of_gradient = moves;
+    access.gradient = has_gradients ? MemberAccess::read : MemberAccess::none;
+    access.last_use_of_gradient = has_gradients;
   }
-  for (const std::int64_t m : members) {
+  const TensorView zeros = moves && is_tiered ? tiers.zero_gradient(id) : TensorView();
+  for (const LateUpdates& u : updates) {
     tiers.with_members(
-        id, {&m, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
-          const MemberState member = member_state(id, m, one[0]);
-          if (moves) update_member(backend, id, m, member);
-          average_member(backend, member);
+        id, {&u.member, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
+          const MemberState member = member_state(id, u.member, one[0]);
+          for (std::int64_t step = u.first; step < u.end; ++step) {
+            MemberState now = member;
+            if (!has_gradients || step + 1 < u.end) now.tensors.gradient = zeros;
+            if (how.beside) {
+              expert_scalars_ = late_scalars_of(step);
+              expert_decay_ = late_decays_[static_cast<std::size_t>(step % late_steps())];
+            }
+            if (moves) update_member(backend, id, u.member, now);
+            average_member(backend, now);
+          }
+          if (moves) round_member(backend, id, member);
         });
   }
 }
@@ -204,9 +242,7 @@ void Optimizer::update_member(Backend& backend,
   const auto ids = params_.params_of(id);
   const ParamId first = ids.front();
   Tensors whole = state.tensors;
-  const TensorView weight = whole.compute;
-  const bool casts = has_separate_master(first) && params_.has_tiered_weights(id);
-  if (casts) whole.compute = {};
+  if (is_rounded_last(id)) whole.compute = {};
   const bool by_use = !member_scalars_.empty() && params_.spec(first).use_counts.valid();
   const auto in_shape = [&](const Tensors& t, const auto& view_of) {
     return Tensors{.master = view_of(t.master),
@@ -240,7 +276,16 @@ void Optimizer::update_member(Backend& backend,
           by_use ? scalars_by_use(backend, p, member) : expert_scalars_of(entry(p)));
     }
   }
-  if (casts) run(backend, Cast{.y = weight, .x = whole.master});
+}
+
+// Their weights are brought without values, and a step that is skipped writes none.
+bool Optimizer::is_rounded_last(StorageId id) const {
+  return has_separate_master(params_.params_of(id).front()) && params_.has_tiered_weights(id);
+}
+
+void Optimizer::round_member(Backend& backend, StorageId id, const MemberState& state) {
+  if (is_rounded_last(id))
+    run(backend, Cast{.y = state.tensors.compute, .x = state.tensors.master});
 }
 
 // In row `member` of the members' scalars.

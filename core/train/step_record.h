@@ -64,6 +64,12 @@ struct LayerTierTraffic {
   TierTraffic traffic;
 };
 
+/// Updates that offloaded experts were given later than in their step (optimizer.untouched=lazy), in a step on rank 0.
+struct ExpertReplays {
+  std::int64_t members = 0;  ///< times that a matrix of an expert was brought up to date
+  std::int64_t steps = 0;    ///< updates that they were given then
+};
+
 /// The figures of a layer that follow from its counts (layer and bias are left alone).
 ExpertLoad expert_load(std::vector<std::int64_t> tokens);
 /// Adds those of the ranks on which the experts were in this step. Of an expert with copies each gets its share of turns: the
@@ -92,6 +98,7 @@ struct StepRecord {
       exchange;  ///< in steps with details (log.detail_every), with experts on several ranks
   std::map<std::string, TierTraffic> tiers;   ///< with experts.offload: weights, gradients, states
   std::vector<LayerTierTraffic> tier_layers;  ///< in steps with details (log.detail_every)
+  std::optional<ExpertReplays> replays;       ///< where experts may wait for their updates
   std::optional<double> flops;  ///< model FLOPs of this step, by the formula of the run's header
   std::optional<double> tflops_per_device;  ///< flops / seconds / devices, in 10^12 per second
   std::optional<double> mfu;  ///< the same over the device's peak, which the header names

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -252,7 +253,9 @@ void Trainer::enter_phase(const Phase& phase) {
   if (ExpertTiers* tiers = parts_.params->tiers()) {
     const std::vector<tiers::Visit> visits = expert_visits(config, phase, *parts_.model, position);
     tiers->set_schedule(expert_updates_ ? with_updates_beside(visits) : visits,
-                        tiers::Updates::dense);
+                        expert_updates_ && parts_.optimizer->late_steps() > 1
+                            ? tiers::Updates::touched
+                            : tiers::Updates::dense);
   }
   choose_balanced(phase);
   place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
@@ -551,7 +554,15 @@ StepStats Trainer::finish_step() {
   stats.parts = timer_->read(stats.seconds);
   stats.activations_out = static_cast<std::int64_t>(offload_traffic().out);
   stats.activations_in = static_cast<std::int64_t>(offload_traffic().in);
+  stats.replays = replays_of_step();
   return stats;
+}
+
+std::optional<ExpertReplays> Trainer::replays_of_step() {
+  const auto all = expert_updates_ ? expert_updates_->replays() : std::nullopt;
+  if (!all) return std::nullopt;
+  const ExpertReplays before = std::exchange(replays_before_, *all);
+  return ExpertReplays{all->members - before.members, all->steps - before.steps};
 }
 
 // The sum over the labels of one batch.

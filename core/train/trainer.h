@@ -52,6 +52,7 @@ struct StepStats {
   std::vector<ExpertsMoved> moved;      ///< after the step, by experts.place_every
   /// Bytes of activations that this rank copied to host memory and back.
   std::int64_t activations_out = 0, activations_in = 0;
+  std::optional<ExpertReplays> replays;  ///< of this rank, since the step before
 };
 
 /// What a data set has given to the steps so far.
@@ -183,6 +184,7 @@ class Trainer {
   /// All ranks get the weights that others keep. `all`: of frozen experts too, which no step changes.
   void gather_weights(bool all);
   /// Of the micro-batch of this number on this rank.
+  std::optional<ExpertReplays> replays_of_step();
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   /// Lists of values in the order of their layers.
@@ -225,8 +227,9 @@ class Trainer {
   std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
   std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
   std::unique_ptr<ExpertUpdates> expert_updates_;      // beside the next forward
-  std::unique_ptr<ExpertPlacer> placer_;               // with experts.place_every
-  std::unique_ptr<ExpertCopier> copier_;               // with experts.replicas
+  ExpertReplays replays_before_;          // what they had replayed at the end of the step before
+  std::unique_ptr<ExpertPlacer> placer_;  // with experts.place_every
+  std::unique_ptr<ExpertCopier> copier_;  // with experts.replicas
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap

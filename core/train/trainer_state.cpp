@@ -203,6 +203,7 @@ void Trainer::load_values(const StateValues& values) {
                     saved,
                     data_order()));
   }
+  if (expert_updates_) expert_updates_->finish();  // they are of the steps before
   parts_.optimizer->load_counters(values);
   refresh_weights(*parts_.params, backend_->backend());
   gather_weights(true);

@@ -79,13 +79,13 @@ TEST_CASE("the average of the weights follows its recursion and starts at the fi
 }
 
 TEST_CASE(
-    "untouched: skip leaves experts without tokens alone, decay moves them by momentum and weight "
+    "untouched: skip leaves experts without tokens alone, dense moves them by momentum and weight "
     "decay") {
   for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
     for (const bool skips : {true, false}) {
-      INFO(optimizer << (skips ? ", skip" : ", decay"));
+      INFO(optimizer << (skips ? ", skip" : ", dense"));
       Run run(hybrid_config({optimizer,
-                             skips ? "optimizer.untouched=skip" : "optimizer.untouched=decay",
+                             skips ? "optimizer.untouched=skip" : "optimizer.untouched=dense",
                              "model.num_experts=64",
                              "train.global_batch_size=1",
                              "model.balance.bias_rule=none"}));

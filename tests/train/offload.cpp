@@ -142,6 +142,45 @@ void check_combinations(bool weights, int count) {
   }
 }
 
+// Few tokens for many experts, so that some get none; where updates are made by owners of shares, lazy is dense.
+void check_lazy(int count) {
+  int replayed = 0;
+  for (int i = 0; i < count; ++i) {
+    Draw draw(static_cast<std::uint64_t>(i) + 200);
+    const std::vector<Overrides> optimizers{{"optimizer.name=adamw"},
+                                            {"optimizer.name=muon"},
+                                            {"optimizer.name=adamw", "optimizer.ema_decay=0.9"},
+                                            {"optimizer.name=muon", "optimizer.ema_decay=0.9"}};
+    Overrides overrides = with(with(draw.of(optimizers), draw.of(kTypes)), draw.of(kBatches));
+    const Layout& layout = draw.of(kLayouts);
+    overrides = with(overrides, layout.overrides);
+    overrides = with(overrides,
+                     {"data.sequence_length=16",
+                      "model.num_experts=64",
+                      "model.balance.bias_rule=none",
+                      "optimizer.untouched=lazy"});
+    const Offload offload{
+        .on_device = draw.of(std::vector{0.0, 0.2, 0.5, 1.0}),
+        .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
+        .policy = draw.of(std::vector{
+            TierPolicy::sched, TierPolicy::sched, TierPolicy::lru, TierPolicy::random})};
+    INFO(fmt::format("{} ranks, {} on the device, {} in the file, policy {}: {}",
+                     layout.ranks,
+                     offload.on_device,
+                     offload.in_file,
+                     static_cast<int>(offload.policy),
+                     fmt::join(overrides, " ")));
+    const Job lazy = job(overrides, layout.ranks, 5, offload);
+    check_same(lazy, job(with(overrides, {"optimizer.untouched=dense"}), layout.ranks, 5, {}));
+    std::int64_t replays = 0;
+    for (const StepStats& s : lazy.stats)
+      replays += s.replays ? s.replays->members : 0;
+    CHECK((replays == 0 || lazy.stats.front().replays.has_value()));
+    replayed += replays > 0 ? 1 : 0;
+  }
+  CHECK(replayed > count / 3);
+}
+
 // The first parameter of a family of experts.
 ParamId some_expert(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.params().size(); ++i) {
@@ -180,8 +219,8 @@ class Spoiler final : public ChoiceObserver {
   bool is_done_ = false;
 };
 
-void check_bad_gradient(bool weights) {
-  const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
+void check_bad_gradient(bool weights, const Overrides& overrides = {}) {
+  const config::Config config = hybrid_config(with({"optimizer.ema_decay=0.9"}, overrides));
   Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, Offload{.weights = weights});
   Run plain(config);
   for (Run* r : {&run, &plain})
@@ -251,7 +290,9 @@ void check_phases(bool weights) {
       "'*.w1.weight', scale: 0.5}]}, "
       "{until: 4, freeze: ['*.w3.weight']}, {until: 20}]",
       "optimizer.ema_decay=0.9"};
-  for (const Overrides& more : {Overrides{}, Overrides{"optimizer.untouched=skip"}}) {
+  for (const Overrides& more : {Overrides{},
+                                Overrides{"optimizer.untouched=skip"},
+                                Overrides{"optimizer.untouched=lazy", "data.sequence_length=16"}}) {
     const Job expected = job(with(overrides, more), 1, 5, {});
     for (const double on_device : {0.0, 0.6}) {
       check_same(
@@ -262,8 +303,8 @@ void check_phases(bool weights) {
 }
 
 // Whatever comes between two steps meets experts that were updated.
-void check_between(const Offload& offload) {
-  const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
+void check_between(const Offload& offload, const Overrides& overrides = {}) {
+  const config::Config config = hybrid_config(with({"optimizer.ema_decay=0.9"}, overrides));
   Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, offload), plain(config);
   for (int i = 0; i < 4; ++i) {
     CHECK(same_numbers(run.step(), plain.step()));
@@ -303,6 +344,14 @@ TEST_CASE("offloaded experts: evaluation and checkpoints between the steps") {
 
 TEST_CASE("offloaded experts: a bad gradient of one leaves all of them alone") {
   check_bad_gradient(true);
+}
+
+TEST_CASE("offloaded experts: those without tokens may wait for their updates") {
+  check_lazy(8);
+  const Overrides lazy{
+      "optimizer.untouched=lazy", "model.num_experts=32", "data.sequence_length=16"};
+  check_bad_gradient(true, lazy);
+  check_between({.on_device = 0.3, .in_file = 0.3}, lazy);
 }
 
 TEST_CASE("offloaded experts: a run goes on with other room, or without any offload, and back") {

@@ -36,6 +36,13 @@ const std::vector<std::string> kRich = {
 
 }  // namespace
 
+TEST_CASE("config: words of earlier versions are read, and printed as they are called now") {
+  const LoadedConfig loaded =
+      config::load_config_text(kTiny, "t.yaml", {"optimizer.untouched=decay"});
+  CHECK(loaded.config.optimizer.untouched == config::Untouched::dense);
+  CHECK(contains(values_of(loaded), "untouched: dense\n"));
+}
+
 TEST_CASE("config: the effective configuration loads to the same configuration") {
   for (const auto& overrides : {std::vector<std::string>{}, kRich}) {
     const LoadedConfig first = config::load_config_text(kTiny, "t.yaml", overrides);

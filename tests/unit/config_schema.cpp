@@ -71,6 +71,8 @@ TEST_CASE("config: the schema has types, choices, ranges and defaults") {
   const json schema = json::parse(config::json_schema());
   CHECK((*schema_of(schema, "model.hidden_act"))["enum"] == json::array({"silu", "situ"}));
   CHECK((*schema_of(schema, "model.hidden_act"))["default"] == "silu");
+  CHECK((*schema_of(schema, "optimizer.untouched"))["enum"] ==
+        json::array({"dense", "lazy", "skip", "decay"}));  // the last one is an earlier word
   CHECK((*schema_of(schema, "optimizer.beta1"))["exclusiveMaximum"] == 1);
   CHECK((*schema_of(schema, "optimizer.lr"))["exclusiveMinimum"] == 0);
   CHECK_FALSE(schema_of(schema, "optimizer.lr")->contains("default"));

@@ -174,6 +174,10 @@ std::string offload_to_json(const StepRecord& record) {
     figures["host_wait_seconds"] = o.number(traffic.host_wait_seconds);
     o.put(kind.c_str(), std::move(figures));
   }
+  if (record.replays) {
+    o.put("replays", record.replays->members);
+    o.put("steps_replayed", record.replays->steps);
+  }
   if (record.tier_layers.empty()) return o.line();
   const auto list = [&](const std::string& key, const auto& value) {
     auto values = ordered_json::array();

@@ -63,6 +63,10 @@ constexpr Metric kMetrics[] = {
     {"moesaic_offload_host_wait_seconds",
      "gauge",
      "Time in which rank 0's host waited for them in the last step."},
+    {"moesaic_offload_replays",
+     "gauge",
+     "Matrices of experts that rank 0 brought up to date in the last step."},
+    {"moesaic_offload_steps_replayed", "gauge", "Updates that they were given then."},
     {"moesaic_eval_loss", "gauge", "Loss on held-out text, nats per token."},
     {"moesaic_eval_step", "gauge", "Step of that evaluation."},
     {"moesaic_data_ratio", "gauge", "Realised share of a source of the blend."},
@@ -183,6 +187,9 @@ void PrometheusFile::set_tiers(const StepRecord& record) {
   for (const auto& [way, bytes] : ways)
     set("moesaic_offload_bytes", static_cast<double>(bytes), label("way", way));
   set("moesaic_offload_host_wait_seconds", sum.host_wait_seconds);
+  if (!record.replays) return;
+  set("moesaic_offload_replays", static_cast<double>(record.replays->members));
+  set("moesaic_offload_steps_replayed", static_cast<double>(record.replays->steps));
 }
 
 void PrometheusFile::on_step(const StepRecord& r) {

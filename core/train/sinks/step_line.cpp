@@ -123,6 +123,9 @@ std::string offload_details(const StepRecord& record) {
   if (sum.file_read + sum.file_written > 0)
     text +=
         fmt::format(" | file read {}, written {}", moved(sum.file_read), moved(sum.file_written));
+  if (record.replays)
+    text +=
+        fmt::format(" | replays {} of {} step(s)", record.replays->members, record.replays->steps);
   text += fmt::format(
       " | host waited {} ({} time(s))", step_time(sum.host_wait_seconds), sum.host_waits);
   const LayerTierTraffic* slowest = nullptr;

@@ -65,6 +65,10 @@ void add_tiers(EventSummary& s, const StepRecord& record) {
   s.scalar("offload/file_read_megabytes", static_cast<double>(sum.file_read) / 1e6);
   s.scalar("offload/file_written_megabytes", static_cast<double>(sum.file_written) / 1e6);
   s.scalar("offload/host_wait_seconds", sum.host_wait_seconds);
+  if (record.replays) {
+    s.scalar("offload/replays", static_cast<double>(record.replays->members));
+    s.scalar("offload/steps_replayed", static_cast<double>(record.replays->steps));
+  }
   for (const auto& l : record.tier_layers) {
     const std::string layer = fmt::format("offload/L{:02}/", l.layer);
     s.scalar(layer + "hit_ratio", l.traffic.hit_ratio());

@@ -17,7 +17,7 @@ prom=textfile/moesaic_run.prom
 grep '^# TYPE' $prom | awk '{ print $3 }' | sort -u > written.txt
 # Some need more: a GPU, a blend of several sources, offloaded experts.
 printf '%s\n' moesaic_device_memory_bytes moesaic_data_ratio moesaic_offload_hit_ratio moesaic_offload_bytes \
-  moesaic_offload_host_wait_seconds >> written.txt
+  moesaic_offload_host_wait_seconds moesaic_offload_replays moesaic_offload_steps_replayed >> written.txt
 sort -u -o written.txt written.txt
 for file in dashboard.json alerts.yml; do
   names "$source/docs/monitoring/$file" > used.txt

@@ -43,6 +43,17 @@ for what in states full; do
   grep -q "^offload    $what, .* has nothing to offload" log.txt || fail "no word of a stage without experts: $(cat log.txt)"
 done
 
+# Experts without tokens, whose updates wait for their next use; a resumed run may make them at once again.
+few="data.sequence_length=16 train.global_batch_size=1 model.num_experts=32"
+one run.dir=dense $few > log.txt
+one run.dir=lazy $few experts.offload=full $small optimizer.untouched=lazy log.detail_every=2 > log.lazy
+expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
+grep -q '"replays":[1-9][0-9]*,"steps_replayed":[1-9]' lazy/metrics.jsonl || fail "no update waited: $(grep '"offload"' lazy/metrics.jsonl)"
+grep -q '^step [2468] | offload .* | replays [1-9][0-9]* of [1-9][0-9]* step(s) | host waited' log.lazy || fail "no word of replays: $(cat log.lazy)"
+back_to lazy
+"$moesaic" resume lazy optimizer.untouched=decay > log.txt
+expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
+
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
 expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3

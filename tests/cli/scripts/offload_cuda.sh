@@ -33,6 +33,14 @@ for types in run.precision=f32 run.precision=bf16 "run.precision=bf16 optimizer.
   for name in states full file vertical all; do same "$name"; done
   grep -q '^offload    full, policy sched | room on the device for [1-9]' all.log || fail "nothing was offloaded: $(cat all.log)"
 done
+# Experts without tokens, whose updates wait for their next use.
+few="data.sequence_length=16 train.global_batch_size=1 model.num_experts=32"
+for types in run.precision=f32 "run.precision=bf16 optimizer.master=split"; do
+  train none $types $few
+  train lazy $types $few experts.offload=full experts.device_cache=200KiB memory.host_budget=32MiB optimizer.untouched=lazy
+  same lazy
+  grep -q '"replays":[1-9]' lazy/metrics.jsonl || fail "no update waited: $(grep offload lazy/metrics.jsonl)"
+done
 # Experts on two ranks, each with its own.
 "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train tiny.yaml run.dir=two train.steps=6 optimizer.warmup_steps=1 checkpoint.every=6 \
   run.precision=bf16 parallel.ep=2 $share > two.log 2>&1 || fail "two ranks: $(cat two.log)"
