@@ -244,6 +244,24 @@ std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
   return stats;
 }
 
+bool TrainRun::is_lazy() const {
+  return assembly_.optimizer->options().lazy_untouched &&
+         ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer);
+}
+
+// Of no harm, but not what was meant.
+void TrainRun::warn_of_dense_updates() {
+  const bool is_full = config().experts.offload == config::ExpertOffload::full;
+  const bool has_experts = assembly_.params->tiers() != nullptr || !is_full;  // of this stage
+  if (!is_root() || config().optimizer.untouched != config::Untouched::lazy || !has_experts ||
+      is_lazy())
+    return;
+  report_.line(
+      fmt::format("warning    optimizer.untouched: lazy does what dense does here: {}",
+                  is_full ? "other ranks hold the same experts, and get their weights every step"
+                          : "it takes experts.offload=full for an update to wait"));
+}
+
 // Of this life, on rank 0.
 void TrainRun::log_touches() {
   ExpertTiers* tiers = assembly_.params->tiers();
@@ -252,11 +270,7 @@ void TrainRun::log_touches() {
     return report_.line(
         "warning    experts.touch_log: rank 0's stage of the pipeline has no experts, so nothing "
         "is written");
-  const OptimizerOptions& options = assembly_.optimizer->options();
-  const bool all =
-      !options.skip_untouched &&
-      !(options.lazy_untouched &&
-        ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer));
+  const bool all = !assembly_.optimizer->options().skip_untouched && !is_lazy();
   touches_.emplace(*tiers,
                    std::filesystem::path(config().run.dir) / *config().experts.touch_log,
                    all ? tiers::Updates::dense : tiers::Updates::touched);
@@ -369,6 +383,7 @@ int TrainRun::run() {
   open_run_dir(changes);
   begin_report();
   log_touches();
+  warn_of_dense_updates();
   for (const ConfigChange& c : changes) {
     report_.event({.type = "changed",
                    .step = trainer_->steps_done(),

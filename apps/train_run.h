@@ -53,6 +53,8 @@ class TrainRun {
   int run();
   void mark_ranges();
   void log_touches();
+  bool is_lazy() const;
+  void warn_of_dense_updates();
   int train();
   std::optional<StepStats> next_step(StopReason& stop);
   std::optional<StepStats> traced_step(std::int64_t& stop_wish);

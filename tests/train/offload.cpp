@@ -346,6 +346,19 @@ TEST_CASE("offloaded experts: a bad gradient of one leaves all of them alone") {
   check_bad_gradient(true);
 }
 
+// Updates of the next layers begin with the first part of a forward.
+TEST_CASE("offloaded experts: chunks and passes of an exchange beside updates") {
+  for (const Overrides& parts :
+       {Overrides{"dispatch.overlap=true", "dispatch.chunks=2"},
+        Overrides{"dispatch.exchange=flat", "dispatch.buffer_factor=0.5"}}) {
+    const Overrides overrides = with(parts, {"parallel.ep=2", "train.global_batch_size=4"});
+    INFO(fmt::format("{}", fmt::join(overrides, " ")));
+    const Job expected = job(overrides, 2, 3, {});
+    for (const char* untouched : {"optimizer.untouched=dense", "optimizer.untouched=lazy"})
+      check_same(job(with(overrides, {untouched}), 2, 3, Offload{.on_device = 0.3}), expected);
+  }
+}
+
 TEST_CASE("offloaded experts: those without tokens may wait for their updates") {
   check_lazy(8);
   const Overrides lazy{

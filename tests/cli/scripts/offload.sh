@@ -50,6 +50,7 @@ one run.dir=lazy $few experts.offload=full $small optimizer.untouched=lazy log.d
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
 grep -q '"replays":[1-9][0-9]*,"steps_replayed":[1-9]' lazy/metrics.jsonl || fail "no update waited: $(grep '"offload"' lazy/metrics.jsonl)"
 grep -q '^step [2468] | offload .* | replays [1-9][0-9]* of [1-9][0-9]* step(s) | host waited' log.lazy || fail "no word of replays: $(cat log.lazy)"
+expect 0 "warning    optimizer.untouched: lazy does what dense does here: it takes experts.offload=full" one run.dir=warned train.steps=3 optimizer.untouched=lazy
 back_to lazy
 "$moesaic" resume lazy optimizer.untouched=decay > log.txt
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
