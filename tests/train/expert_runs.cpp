@@ -65,8 +65,6 @@ std::int64_t layers_with_experts(const Run& run) {
   return static_cast<std::int64_t>(run.model->moe_layers().size());
 }
 
-}  // namespace
-
 TEST_CASE("runs of experts: a step has the bits of all experts at once") {
   check_limits({}, 1, {1, 2, 3});
   for (const char* precision : {"run.precision=f32", "run.precision=bf16"}) {
@@ -96,15 +94,18 @@ TEST_CASE("runs of experts: pipelines, with backward split and not") {
     check_limits({"parallel.pp=2", std::string("parallel.schedule=") + schedule}, 2, {1, 3});
 }
 
+// Every token chooses the first two experts.
+void skewed(Run& run) {
+  for (const auto& named : run.model->moe_layers()) {
+    const TensorView bias = run.params->buffer(named.moe->bias());
+    for (std::int64_t e = 0; e < 2; ++e)
+      bias.as<double>()[e] = 4 - static_cast<double>(e);
+  }
+}
+
+}  // namespace
+
 TEST_CASE("runs of experts: experts without rows are passed over, at one wait per layer") {
-  // Every token chooses the first two experts.
-  const auto skewed = [](Run& run) {
-    for (const auto& named : run.model->moe_layers()) {
-      const TensorView bias = run.params->buffer(named.moe->bias());
-      for (std::int64_t e = 0; e < 2; ++e)
-        bias.as<double>()[e] = 4 - static_cast<double>(e);
-    }
-  };
   constexpr std::int64_t kMicroBatches = 4;
   for (const std::int64_t limit : {0, 1}) {
     INFO("runs of " << limit);
@@ -123,6 +124,27 @@ TEST_CASE("runs of experts: experts without rows are passed over, at one wait pe
     CHECK(counts.of["grouped_glu_backward"] == runs * visits);
     CHECK(counts.of["grouped_linear_backward_input"] == runs * visits);
     CHECK(counts.of["grouped_linear_backward_weight"] == 2 * runs * visits);
+  }
+}
+
+TEST_CASE(
+    "runs of experts: those without rows are passed over behind an exchange that does not count") {
+  for (const char* exchange : {"dispatch.exchange=dense", "dispatch.exchange=flat"}) {
+    std::map<int, int> runs;
+    std::mutex mutex;
+    run_local_ranks(2, [&](Communicator& world) {
+      Run run(hybrid_config({"parallel.ep=2", exchange}), &world, Stream::Mode::worker, kCpu, 1);
+      skewed(run);
+      OpCounts counts;
+      run.trainer->observe(&counts);
+      run.step();
+      run.trainer->observe(nullptr);
+      const std::lock_guard lock(mutex);
+      runs[world.rank()] = counts.of["grouped_linear_backward_weight"];
+    });
+    INFO(exchange);
+    CHECK(runs[0] == 3 * 2 * 2 * 2);  // layers, micro-batches, matrices, experts
+    CHECK(runs[1] == 0);              // the others'
   }
 }
 
