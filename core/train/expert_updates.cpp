@@ -11,13 +11,18 @@ namespace moesaic {
 
 bool ExpertUpdates::can_run_beside(const ParameterStore& params, const Optimizer& optimizer) {
   return params.tiers() != nullptr && params.tiers()->holds_weights() &&
-         !optimizer.options().skip_untouched && !MemberReduction(params, nullptr).is_needed();
+         !optimizer.options().skip_untouched && !optimizer.options().muon &&
+         !MemberReduction(params, nullptr).is_needed();
 }
 
 ExpertUpdates::ExpertUpdates(ParameterStore& params,
                              Optimizer& optimizer,
                              const BackendOwner::Options& options)
-    : params_(params), optimizer_(optimizer), beside_(options) {
+    : params_(params), optimizer_(optimizer) {
+  for (int i = 0; i < streams_on(options.device); ++i) {
+    owners_.push_back(std::make_unique<BackendOwner>(options));
+    beside_.push_back(&owners_.back()->backend());
+  }
   for (const TierGroup& group : params.tiers()->groups()) {
     Group& own = groups_.emplace_back(Group{.storages = group.storages});
     own.done = own.layers();
@@ -28,7 +33,8 @@ ExpertUpdates::ExpertUpdates(ParameterStore& params,
 ExpertUpdates::~ExpertUpdates() {
   params_.tiers()->set_put_off(nullptr);
   try {
-    beside_.stream().synchronize();
+    for (const auto& owner : owners_)
+      owner->stream().synchronize();
   } catch (const std::exception&) {  // was thrown before, or is lost with what it was about
   }
 }
@@ -36,11 +42,13 @@ ExpertUpdates::~ExpertUpdates() {
 void ExpertUpdates::begin(Backend& main) {
   finish();
   // Those of the step before are long over: the last backward came after them. An error in one of them shows here.
-  beside_.stream().synchronize();
+  for (const auto& owner : owners_)
+    owner->stream().synchronize();
   optimizer_.put_off_experts(main);
   Event ready(stream_of(main).device());
   stream_of(main).record(ready);
-  beside_.stream().wait(ready);
+  for (const auto& owner : owners_)
+    owner->stream().wait(ready);
   for (Group& group : groups_)
     group.done = 0;
   for (Group& group : groups_)
@@ -56,7 +64,7 @@ void ExpertUpdates::update(Group& group, std::int32_t until, bool outside) {
   } updating(is_updating_);
   for (; group.done < until; ++group.done) {
     const StorageId id = group.storages[static_cast<std::size_t>(group.done)];
-    optimizer_.update_experts_of(beside_.backend(), id, outside);
+    optimizer_.update_experts_of(beside_, id, outside);
     params_.tiers()->end_update(id);
   }
 }

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,8 +81,9 @@ class Optimizer {
   /// The same later, storage by storage, in the middle of the next step even: what the update reads of this one is put aside.
   /// Not with skip_untouched.
   void put_off_experts(Backend& backend);
-  /// One of the storages that were put off, on a stream beside that of forward and backward. `outside` as in ExpertTiers.
-  void update_experts_of(Backend& backend, StorageId id, bool outside);
+  /// One of the storages that were put off, its members in turns on backends beside that of forward and backward. `outside`
+  /// as in ExpertTiers.
+  void update_experts_of(std::span<Backend* const> backends, StorageId id, bool outside);
   const OptimizerOptions& options() const noexcept { return options_; }
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
@@ -179,7 +181,7 @@ class Optimizer {
                              StorageId id,
                              std::int64_t member,
                              const TensorView& gradient);
-  void update_members(Backend& backend, StorageId id, bool beside, bool outside);
+  void update_members(std::span<Backend* const> backends, StorageId id, bool beside, bool outside);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
   void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
   void average_member(Backend& backend, const MemberState& state);

@@ -119,7 +119,8 @@ void Optimizer::update_experts(Backend& backend) {
   expert_decay_ = options_.ema_decay ? average_decay() : 0;
   for (std::size_t s = states_.size(); s-- > 0;) {
     const StorageId id = storage_id(s);
-    if (params_.has_tiered_state(id)) update_members(backend, id, false, false);
+    Backend* const backends[] = {&backend};
+    if (params_.has_tiered_state(id)) update_members(backends, id, false, false);
   }
 }
 
@@ -131,11 +132,14 @@ void Optimizer::put_off_experts(Backend& backend) {
   expert_decay_ = options_.ema_decay ? average_decay() : 0;
 }
 
-void Optimizer::update_experts_of(Backend& backend, StorageId id, bool outside) {
-  update_members(backend, id, true, outside);
+void Optimizer::update_experts_of(std::span<Backend* const> backends, StorageId id, bool outside) {
+  update_members(backends, id, true, outside);
 }
 
-void Optimizer::update_members(Backend& backend, StorageId id, bool beside, bool outside) {
+void Optimizer::update_members(std::span<Backend* const> backends,
+                               StorageId id,
+                               bool beside,
+                               bool outside) {
   const auto ids = params_.params_of(id);
   const ParamId first = ids.front();
   const std::vector<std::int64_t> members = own_members(params_, id);
@@ -144,7 +148,7 @@ void Optimizer::update_members(Backend& backend, StorageId id, bool beside, bool
                      });
   ExpertTiers& tiers = *params_.tiers();
   const bool is_idle = members.empty() || (!moves && !options_.ema_decay);
-  if (!is_dry(backend))
+  if (!is_dry(*backends.front()))
     tiers.begin_update(id, is_idle ? std::span<const std::int64_t>() : members, outside);
   if (is_idle) return;
   ExpertTiers::Access access{.state = MemberAccess::change, .beside = beside};
@@ -156,7 +160,9 @@ void Optimizer::update_members(Backend& backend, StorageId id, bool beside, bool
     access.gradient = moves ? MemberAccess::read : MemberAccess::none;
     access.last_use_of_gradient = moves;
   }
+  std::size_t turn = 0;
   for (const std::int64_t m : members) {
+    Backend& backend = *backends[turn++ % backends.size()];
     tiers.with_members(
         id, {&m, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
           const MemberState member = member_state(id, m, one[0]);

@@ -136,14 +136,15 @@ void Trainer::allocate() {
     expert_updates_ = std::make_unique<ExpertUpdates>(
         *parts_.params,
         *parts_.optimizer,
-        BackendOwner::Options{.device = parts_.device,
-                              .mode = parts_.stream_mode,
-                              .num_threads = static_cast<int>(config.run.threads),
-                              .scratch_bytes = memory_.updates,
-                              .name = "updates",
-                              .path = parts_.path,
-                              // Small kernels, each awaited by copies: not behind products of a millisecond.
-                              .priority = Stream::Priority::high});
+        BackendOwner::Options{
+            .device = parts_.device,
+            .mode = parts_.stream_mode,
+            .num_threads = static_cast<int>(config.run.threads),
+            .scratch_bytes = memory_.updates,
+            .name = "updates",
+            .path = parts_.path,
+            // Small kernels, each awaited by copies: not behind products of a millisecond.
+            .priority = Stream::Priority::high});
   }
   // Split masters round to bf16 in their own way, which only their owner can.
   gather_weights(true);
