@@ -230,7 +230,6 @@ void Optimizer::update_member(Backend& backend,
 
 // In row `member` of the members' scalars.
 ConstTensorView Optimizer::scalars_by_use(Backend& backend, ParamId id, std::int64_t member) {
-  MOESAIC_CHECK(params_.numbers_here(id).empty(), "offloaded experts keep their places");
   const TensorView row = member_scalars_.rows(member, member + 1);
   const std::int64_t number = params_.number_of(id, member);
   run(backend,

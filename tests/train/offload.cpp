@@ -301,8 +301,8 @@ TEST_CASE("offloaded experts: what cannot go together yet is refused, with what 
     }
     return std::string("nothing");
   };
-  CHECK(refusal({"parallel.ep=2", "experts.place_every=2"}, 2).find("experts.place_every=0") !=
-        std::string::npos);
+  CHECK(refusal({"parallel.ep=2", "experts.place_every=2", "experts.replicas=1"}, 2)
+            .find("experts.replicas=0") != std::string::npos);
   CHECK(refusal({"parallel.ep=1", "parallel.tp=2", "parallel.etp=2", "optimizer.name=muon"}, 2)
             .find("parallel.etp=1") != std::string::npos);
 }

@@ -284,8 +284,9 @@ TEST_CASE("config: offload of experts") {
                  "(1073741824), or null"));
   CHECK(contains(offload({"experts.touch_log=a"}, "states"),
                  "experts.touch_log: is of use with experts.offload: full only"));
-  CHECK(contains(offload({"experts.place_every=10"}),
-                 "experts.place_every: offloaded experts do not change their ranks yet"));
+  CHECK(offload({"experts.place_every=10"}).empty());
+  CHECK(contains(offload({"experts.place_every=10", "experts.replicas=1"}),
+                 "experts.replicas: offloaded experts have no copies on other ranks yet"));
   CHECK(contains(offload({"optimizer.name=muon", "parallel.etp=2"}),
                  "experts.offload: Muon needs whole matrices, which parallel.etp splits"));
   CHECK(contains(report({"experts.offload=full"}), "experts.offload: there are no experts"));
