@@ -41,10 +41,6 @@ void add_offload_findings(const Config& config, std::vector<Finding>& findings) 
     add({"experts.replicas", "experts.offload"},
         "offloaded experts have no copies on other ranks yet; allowed: replicas: 0, or offload: "
         "none");
-  if (config.optimizer.name == OptimizerName::muon && config.parallel.etp > 1)
-    add({"experts.offload", "parallel.etp", "optimizer.name"},
-        "Muon needs whole matrices, which parallel.etp splits, and offloaded ones are not put "
-        "together yet; allowed: etp: 1, optimizer.name: adamw, or offload: none");
 }
 
 }  // namespace moesaic::config
