@@ -41,7 +41,8 @@ std::int64_t total(const RecomputeChoice& choice) {
 
 }  // namespace
 
-std::vector<RecomputeChoice> plan_recompute(const config::Config& config) {
+std::vector<RecomputeChoice> plan_recompute(const config::Config& config,
+                                            std::int64_t least_document) {
   std::vector<std::pair<std::string, Words>> settings{
       {"none", {}}, {"selective", {"selective"}}, {"full", {"full"}}};
   Words set = config.activations.recompute;
@@ -53,7 +54,7 @@ std::vector<RecomputeChoice> plan_recompute(const config::Config& config) {
   for (const auto& [policy, words] : settings) {
     config::Config changed = config;
     changed.activations.recompute = words;
-    auto memory = plan_rank_memory(changed, {.least_caches = true});
+    auto memory = plan_rank_memory(changed, {.least_caches = true}, least_document);
     if (!memory) return {};
     choices.push_back({policy, words == set, kinds_of(changed), std::move(*memory)});
   }

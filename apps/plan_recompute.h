@@ -24,8 +24,9 @@ struct RecomputeChoice {
 };
 
 /// none, selective and full, in the order of what they compute again, and the patterns of the configuration, if it has some,
-/// at the end. Empty for configurations that cannot be trained.
-std::vector<RecomputeChoice> plan_recompute(const config::Config& config);
+/// at the end. Empty for configurations that cannot be trained. `least_document`: of plan_rank_memory().
+std::vector<RecomputeChoice> plan_recompute(const config::Config& config,
+                                            std::int64_t least_document);
 
 /// The choice that computes least again of those that fit `budget` bytes (patterns do not take part); null: none does.
 const RecomputeChoice* cheapest_within(const std::vector<RecomputeChoice>& choices,

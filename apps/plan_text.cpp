@@ -180,7 +180,9 @@ bool is_over_budget(const config::Config& config, const MemoryPlan& memory) {
   return budget && memory.total() > static_cast<std::size_t>(*budget);
 }
 
-std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& memory) {
+std::string rank_memory(const config::LoadedConfig& loaded,
+                        const MemoryPlan& memory,
+                        std::int64_t least_document) {
   const std::string beyond =
       is_over_budget(loaded.config, memory)
           ? fmt::format("memory.device_budget is {}: this run does not start\n",
@@ -195,7 +197,7 @@ std::string rank_memory(const config::LoadedConfig& loaded, const MemoryPlan& me
              memory.ranks,
              loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
              memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
-             kPlannedDocument,
+             grouped(least_document),
              memory.table()) +
          beyond;
 }
@@ -207,6 +209,7 @@ std::string plan_text(const config::LoadedConfig& loaded,
                       const std::optional<MemoryPlan>& rank,
                       const std::string& recompute,
                       const std::optional<PipelinePlan>& pipeline,
+                      std::int64_t least_document,
                       bool too_little) {
   const config::ModelConfig& model = loaded.config.model;
   std::string text = fmt::format("{}: {}, {} layers, hidden {}, vocabulary {}\n\n",
@@ -220,7 +223,8 @@ std::string plan_text(const config::LoadedConfig& loaded,
   const config::ParallelConfig& parallel = loaded.config.parallel;
   if (const int ranks = planned_ranks(parallel); ranks > 1)
     text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
-  if (rank) text += rank_memory(loaded, *rank) + offload_text(loaded.config, plan, *rank);
+  if (rank)
+    text += rank_memory(loaded, *rank, least_document) + offload_text(loaded.config, plan, *rank);
   text += recompute;
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);

@@ -89,9 +89,8 @@ void TrainRun::plan_and_check_memory(Device device) {
   if (valid_) documents.emplace_back(*valid_);
   MemoryLimits limits;
   if (on_gpu) {
-    const auto before = cuda::device_memory(device);
-    memory_before_ = before.total - before.free;
-    limits.device_free = before.free;
+    device_use_.emplace(device);
+    limits.device_free = cuda::device_memory(device).free;
   }
   if (offloads && !config().memory.host_budget) {
     if (const auto available = available_host_memory())
@@ -172,25 +171,11 @@ void TrainRun::meet_on_board() {
   watchdog_->use_board(folder, life, host_.rank(), host_.size());
 }
 
-std::string TrainRun::memory_text() const {
-  return assembly_.device.kind == Device::Kind::cuda ? memory_line() : "";
-}
-
-// The plan beside the driver's count, which includes other processes on the device: what they had before this one began
-// is taken off.
-std::string TrainRun::memory_line() const {
-  const auto driver = cuda::device_memory(assembly_.device);
-  const auto grown = static_cast<double>(driver.total - driver.free) -
-                     static_cast<double>(memory_before_),
-             planned = static_cast<double>(memory_plan_->total() - memory_plan_->runtime);
-  return fmt::format(
-      "planned {:.2f} GiB; as the driver counts {:.2f} GiB ({:+.1f} %) + {:.2f} GiB for the CUDA "
-      "context and other processes, of {:.1f} GiB",
-      planned / kGiB,
-      grown / kGiB,
-      100 * (grown / planned - 1),
-      static_cast<double>(memory_before_) / kGiB,
-      static_cast<double>(driver.total) / kGiB);
+// The plan beside the driver's count.
+std::string TrainRun::memory_text() {
+  if (!device_use_) return "";
+  device_use_->look();
+  return device_use_->line(*memory_plan_);
 }
 
 void TrainRun::begin_report() {

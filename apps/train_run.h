@@ -12,6 +12,7 @@
 #include "apps/checkpointing.h"
 #include "apps/file_lock.h"
 #include "apps/launch.h"
+#include "apps/planned_memory.h"
 #include "apps/resume.h"
 #include "apps/run_report.h"
 #include "apps/stop_requests.h"
@@ -47,8 +48,7 @@ class TrainRun {
   void check_memory() const;
   void prepare_saving();
   std::vector<ConfigChange> load_state();
-  std::string memory_line() const;
-  std::string memory_text() const;
+  std::string memory_text();
   void begin_report();
   int run();
   void mark_ranges();
@@ -75,7 +75,7 @@ class TrainRun {
   Communicator& host_;  // of all ranks, for host memory
   RunReport report_;
   std::optional<MemoryPlan> memory_plan_;       // where plan_and_check_memory() makes one
-  std::size_t memory_before_ = 0;               // in use on the device before this run took any
+  std::optional<PlannedMemory> device_use_;     // on a GPU
   std::unique_ptr<Communicator> device_world_;  // of all ranks, for device memory; null on the CPU
   std::unique_ptr<Mesh> mesh_;
   Assembly assembly_;

@@ -31,6 +31,7 @@ struct PlanArguments {
   bool json = false;
   bool effective = false;
   std::string device_memory;  ///< a size with its unit; empty = not given
+  std::int64_t least_document = kPlannedDocument;
   std::optional<ScheduleForm> schedule;
 };
 
@@ -74,18 +75,19 @@ int plan(const PlanArguments& arguments) {
   std::optional<MemoryPlan> rank;
   std::optional<ResourceError> too_little;  // for offloaded experts; said behind what can be said
   try {
-    rank = plan_rank_memory(loaded.config, limits);
+    rank = plan_rank_memory(loaded.config, limits, arguments.least_document);
   } catch (const ResourceError& e) {
     too_little = e;
-    rank = plan_rank_memory(loaded.config, {.least_caches = true});
+    rank = plan_rank_memory(loaded.config, {.least_caches = true}, arguments.least_document);
   }
-  const auto recompute = plan_recompute(loaded.config);
+  const auto recompute = plan_recompute(loaded.config, arguments.least_document);
   std::cout << (arguments.json ? plan_json(loaded, result, rank, recompute, pipeline)
                                : plan_text(loaded,
                                            result,
                                            rank,
                                            recompute_text(recompute, budget),
                                            pipeline,
+                                           arguments.least_document,
                                            too_little.has_value()));
   if (too_little) throw *too_little;
   return 0;
@@ -100,9 +102,10 @@ int planned_ranks(const config::ParallelConfig& parallel) {
 }
 
 std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
-                                           const MemoryLimits& limits) {
+                                           const MemoryLimits& limits,
+                                           std::int64_t least_document) {
   if (!config::untrainable(config).empty()) return std::nullopt;
-  const data::DocumentBound documents(kPlannedDocument);
+  const data::DocumentBound documents(least_document);
   const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
   const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
   const int ranks = planned_ranks(config.parallel), stages = static_cast<int>(config.parallel.pp);
@@ -139,6 +142,12 @@ void add_plan(CLI::App& app, Action& action) {
                    arguments->device_memory,
                    "Say which activations.recompute fits a device of this size and computes least "
                    "again, and give offloaded experts what the rest leaves of it, as in 80GiB");
+  verb->add_option("--least-document",
+                   arguments->least_document,
+                   "Tokens that every document has at least. Kernels need memory per document; a "
+                   "run looks at its data")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->capture_default_str();
   verb->add_flag("--effective",
                  arguments->effective,
                  "Print every key with its value and where it came from instead")
@@ -157,6 +166,7 @@ void add_plan(CLI::App& app, Action& action) {
       "  moesaic plan configs/kimi_linear_48b.yaml data.sequence_length=131072\n"
       "  moesaic plan configs/bench/hybrid_5b.yaml --device-memory 90GiB\n"
       "  moesaic plan configs/bench/hybrid_5b.yaml experts.offload=full --device-memory 40GiB\n"
+      "  moesaic plan configs/bench/hybrid_5b_long.yaml --least-document 262144\n"
       "  moesaic plan configs/kimi_k3.yaml parallel.pp=8 parallel.schedule=zero_bubble\n");
   verb->callback([&action, arguments] { action = [arguments] { return plan(*arguments); }; });
 }

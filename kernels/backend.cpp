@@ -12,7 +12,7 @@ struct BackendOwner::Impl {
       : pool(o.device.kind == Device::Kind::cpu ? o.num_threads : 1),
         scratch(o.scratch_bytes == 0 ? Arena::measuring(o.device, "scratch." + o.name)
                                      : Arena(o.scratch_bytes, o.device, "scratch." + o.name)),
-        stream(o.device, o.name, o.mode) {
+        stream(o.device, o.name, o.mode, o.priority) {
     if (o.device.kind == Device::Kind::cuda && o.mode != Stream::Mode::dry)
       blas_lt = cuda::create_blas_lt(o.device);
   }

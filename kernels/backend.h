@@ -17,6 +17,7 @@ class BackendOwner {
     std::size_t scratch_bytes = 0;  ///< 0 = a measuring arena (dry runs)
     std::string name = "main";
     KernelPath path = KernelPath::automatic;  ///< CUDA only
+    Stream::Priority priority = Stream::Priority::normal;
   };
   explicit BackendOwner(const Options& options);
   ~BackendOwner();

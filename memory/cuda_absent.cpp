@@ -47,7 +47,7 @@ bool pin_pages(void*, std::size_t) {
   absent();
 }
 void unpin_pages(void*) noexcept {}
-void* create_stream(Device) {
+void* create_stream(Device, bool) {
   absent();
 }
 void destroy_stream(void*) noexcept {}

@@ -45,7 +45,7 @@ void release(void* data, MemoryKind kind) noexcept;
 bool pin_pages(void* data, std::size_t bytes);
 void unpin_pages(void* data) noexcept;
 
-void* create_stream(Device device);
+void* create_stream(Device device, bool high_priority);
 void destroy_stream(void* stream) noexcept;
 void synchronize_stream(void* stream);
 void* create_event(Device device, bool timed = false);

@@ -108,10 +108,11 @@ void Event::wait_on_host() const {
 }
 
 struct Stream::Impl {
-  Impl(Device d, std::string n, Mode m) : device(d), name(std::move(n)), mode(m) {
+  Impl(Device d, std::string n, Mode m, Priority priority)
+      : device(d), name(std::move(n)), mode(m) {
     if (mode == Mode::dry) return;
     if (device.kind == Device::Kind::cuda) {
-      native = cuda::create_stream(device);
+      native = cuda::create_stream(device, priority == Priority::high);
     } else if (mode == Mode::worker) {
       worker = std::thread([this] { work(); });
     }
@@ -186,8 +187,8 @@ struct Stream::Impl {
   std::exception_ptr failure;
 };
 
-Stream::Stream(Device device, std::string name, Mode mode)
-    : impl_(std::make_shared<Impl>(device, std::move(name), mode)) {}
+Stream::Stream(Device device, std::string name, Mode mode, Priority priority)
+    : impl_(std::make_shared<Impl>(device, std::move(name), mode, priority)) {}
 
 void Stream::enqueue(std::function<void()> task) {
   MOESAIC_CHECK(impl_->device.kind == Device::Kind::cpu, "host tasks belong on CPU streams");

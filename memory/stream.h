@@ -45,7 +45,12 @@ class Stream {
   /// worker: tasks run on the stream's own thread. immediate: each task runs at once in the caller (debugging, one
   /// core). dry: tasks are dropped, so that the host code of a step can be run to measure what it takes from the arenas.
   enum class Mode { worker, immediate, dry };
-  Stream(Device device, std::string name, Mode mode = Mode::worker);
+  /// Of kernels that wait for room on a device those of streams with high priority come first. Means nothing on the CPU.
+  enum class Priority { normal, high };
+  Stream(Device device,
+         std::string name,
+         Mode mode = Mode::worker,
+         Priority priority = Priority::normal);
 
   /// CPU streams only: adds a task at the end.
   void enqueue(std::function<void()> task);

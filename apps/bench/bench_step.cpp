@@ -12,8 +12,10 @@
 #include "apps/bench/random_tokens.h"
 #include "apps/bench/timing.h"
 #include "apps/path_log.h"
+#include "apps/planned_memory.h"
 #include "core/model/from_config.h"
 #include "core/model/plan.h"
+#include "core/train/memory_plan.h"
 #include "memory/device_hooks.h"
 
 namespace moesaic::bench {
@@ -30,7 +32,9 @@ struct Result {
   double sgemm_rate = 0;  // CPU
   Ceilings ceilings;      // GPU
   std::vector<MemoryUse> memory;
-  std::size_t device_bytes = 0;  // GPU: in use on the device
+  std::size_t device_bytes = 0;                      // GPU: in use on the device
+  std::size_t planned_bytes = 0, counted_bytes = 0;  // PlannedMemory
+  std::string memory_line;
   double profiled_seconds =
       0;  // one step with every op timed: processor time, or the step's own on a GPU
   std::vector<OpProfile::Entry> ops;
@@ -43,11 +47,25 @@ struct Result {
   }
 };
 
+// As a training run plans itself.
+MemoryPlan plan_of(const config::Config& config, Device device, const RandomTokens& tokens) {
+  apps::check_trainable(config);
+  const bool on_gpu = device.kind == Device::Kind::cuda;
+  MemoryLimits limits;
+  if (on_gpu) limits.device_free = cuda::device_memory(device).free;
+  const data::DocumentBound documents(tokens);
+  return plan_memory(config, device, precision_of(config, on_gpu), {&documents, 1}, 1, 0, limits);
+}
+
 Result measure(const config::Config& config, const StepOptions& options) {
-  apps::Assembly assembly = apps::assemble(config, true, apps::resolve_device(config));
+  const Device device = apps::resolve_device(config);
+  const bool on_gpu = device.kind == Device::Kind::cuda;
   const std::int64_t length = config.data.sequence_length;
   const auto tokens = std::make_shared<RandomTokens>(
       4 * config.train.global_batch_size, length, config.model.vocab_size);
+  apps::PlannedMemory use(device);
+  const MemoryPlan plan = plan_of(config, device, *tokens);
+  apps::Assembly assembly = apps::assemble(config, true, device, {}, plan.tiers);
   Trainer trainer(
       Trainer::Parts{.config = &config,
                      .params = assembly.params.get(),
@@ -60,7 +78,6 @@ Result measure(const config::Config& config, const StepOptions& options) {
   Result result;
   result.steps = options.steps;
   result.device = assembly.device;
-  const bool on_gpu = assembly.device.kind == Device::Kind::cuda;
   if (!on_gpu) result.sgemm_rate = library_sgemm_rate();
   for (int i = 0; i < kWarmUpSteps; ++i)
     result.tokens = trainer.step().tokens;
@@ -69,7 +86,11 @@ Result measure(const config::Config& config, const StepOptions& options) {
     const double start = processor_seconds_now();
     times.push_back(trainer.step().seconds);
     processor_times.push_back(processor_seconds_now() - start);
+    use.look();
   }
+  result.planned_bytes = use.planned(plan);
+  result.counted_bytes = use.counted();
+  result.memory_line = use.line(plan);
   result.step_seconds = median(times);
   result.processor_seconds = median(processor_times);
   OpProfile profile(trainer.stream());
@@ -104,6 +125,7 @@ Result measure(const config::Config& config, const StepOptions& options) {
 void print_speed(const Result& r, std::ostream& out) {
   const bool on_gpu = r.device.kind == Device::Kind::cuda;
   out << fmt::format("one process, {} tokens per step, median of {} steps\n", r.tokens, r.steps);
+  out << fmt::format("memory           {}\n", r.memory_line);
   if (on_gpu) {
     out << fmt::format("device           {}, {:.2f} GiB in use\n",
                        cuda::device_name(r.device),
@@ -184,6 +206,8 @@ void print_json(const Result& r, std::ostream& out) {
   json["training_flops_per_token"] = r.training_flops;
   json["flops_per_second"] = r.rate();
   json["device"] = to_string(r.device);
+  json["planned_bytes"] = r.planned_bytes;
+  json["counted_bytes"] = r.counted_bytes;
   if (r.device.kind == Device::Kind::cuda) {
     json["device_name"] = cuda::device_name(r.device);
     json["device_bytes"] = r.device_bytes;

@@ -632,12 +632,21 @@ class Checker {
 
   void activations() {
     const std::vector<std::string>& patterns = config_.activations.recompute;
-    for (const char* word : {"none", "full"}) {
-      if (patterns.size() > 1 &&
-          std::find(patterns.begin(), patterns.end(), word) != patterns.end())
-        add({"activations.recompute"},
-            fmt::format("'{}' stands alone; remove it or the patterns", word));
-    }
+    const auto is_exception = [](const std::string& word) { return word.starts_with('!'); };
+    const auto exceptions = std::count_if(patterns.begin(), patterns.end(), is_exception);
+    const auto others = static_cast<std::ptrdiff_t>(patterns.size()) - exceptions;
+    const auto has = [&](const char* word) {
+      return std::find(patterns.begin(), patterns.end(), word) != patterns.end();
+    };
+    if (patterns.size() > 1 && has("none"))
+      add({"activations.recompute"}, "'none' stands alone; remove it or the patterns");
+    if (others > 1 && has("full"))
+      add({"activations.recompute"},
+          "'full' stands alone, or before names with ! that are kept; remove it or the patterns");
+    if (exceptions > 0 && others == 0)
+      add({"activations.recompute"},
+          "names with ! are kept of what else is named here; write them behind full, selective or "
+          "patterns, as in [full, \"!cur.mid\"]");
     const bool leaves =
         config_.activations.residual_offload || !config_.activations.offload.empty();
     if (leaves && config_.parallel.pp > 1 &&

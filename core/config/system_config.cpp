@@ -121,7 +121,11 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
     &S::recompute,
     "Activations that are computed again in backward instead of kept: none, selective (what needs "
     "no "
-    "product of matrices), full, or name patterns, also behind selective.")
+    "product of matrices), full, or name patterns, also behind selective. What patterns with ! "
+    "name "
+    "is kept all the same: with [full, \"!cur.mid\"] backward need not compute attention again "
+    "before "
+    "the channel mixer's part, and a layer's two halves need not be there at once.")
       .one_or_list()
       .default_is("[] (none)")
       .example("[selective, \"mlp.*\", \"attn.q\"]");

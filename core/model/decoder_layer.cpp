@@ -263,7 +263,11 @@ void DecoderLayer::backward(RunContext& context,
     const ConstTensorView dout = keep(dcur);
     if (r.mlp_starts_block)
       tape.run(Cast{.y = dcur, .x = dbank[static_cast<std::size_t>(r.bank_size_for_mlp())]});
-    backward_sublayer(tape, channel_, dout, dcur, dbank, mid_, r.bank_size_for_mlp());
+    tape.in(mid_);  // what is replayed for it the attention's backward reads, too
+    {
+      const Tape::Stage stage(tape);
+      backward_sublayer(tape, channel_, dout, dcur, dbank, mid_, r.bank_size_for_mlp());
+    }
     // attention sublayer: mid = cur + y, or mid = y when it starts a block (then cur is a snapshot)
     const ConstTensorView dmid = keep(dcur);
     if (r.attn_starts_block)

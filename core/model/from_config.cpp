@@ -195,10 +195,19 @@ RecomputePolicy recompute_policy(const config::ActivationsConfig& activations) {
   const auto& words = activations.recompute;
   const RecomputePolicy::Offload offload{.residuals = activations.residual_offload,
                                          .patterns = activations.offload};
-  if (words.size() == 1 && words.front() == "full") return {.all = true, .offload = offload};
   if (words.size() == 1 && words.front() == "none") return {.offload = offload};
-  RecomputePolicy policy{.patterns = words, .offload = offload};
-  policy.cheap = std::erase(policy.patterns, "selective") > 0;
+  RecomputePolicy policy{.offload = offload};
+  for (const std::string& word : words) {
+    if (word == "full") {
+      policy.all = true;
+    } else if (word == "selective") {
+      policy.cheap = true;
+    } else if (word.starts_with('!')) {
+      policy.kept.push_back(word.substr(1));
+    } else {
+      policy.patterns.push_back(word);
+    }
+  }
   return policy;
 }
 
@@ -206,7 +215,7 @@ std::vector<config::Finding> recompute_findings(Model& model,
                                                 const config::ActivationsConfig& activations,
                                                 const Bounds& bounds) {
   const RecomputePolicy policy = recompute_policy(activations);
-  if (policy.patterns.empty() && policy.offload.patterns.empty()) return {};
+  if (policy.patterns.empty() && policy.kept.empty() && policy.offload.patterns.empty()) return {};
   model.plan(bounds, RecomputePolicy());
   const std::vector<std::string> names = model.activation_names(), chosen = model.chosen_names();
   std::vector<config::Finding> all;
@@ -238,8 +247,9 @@ std::vector<config::Finding> recompute_findings(Model& model,
                                near.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
                                             : fmt::format("did you mean {}?", near))});
   };
-  for (const std::string& pattern : policy.patterns)
-    check("activations.recompute", pattern);
+  for (const auto* patterns : {&policy.patterns, &policy.kept})
+    for (const std::string& pattern : *patterns)
+      check("activations.recompute", pattern);
   for (const std::string& pattern : policy.offload.patterns)
     check("activations.offload", pattern);
   return all;

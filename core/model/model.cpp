@@ -392,6 +392,10 @@ void Model::backward_tail(RunContext& context,
   const Shape shape = dcur.shape();
   const DType compute = precision_.compute;
   const bool has_mtp = mtp_ && !context.sequence.mtp_targets.empty();
+  // The layers need this memory; where weight gradients wait, the mark of the chunk keeps it.
+  std::optional<Arena::Mark> mark;
+  if (context.weight_gradients.mode() == WeightGradients::Mode::at_once)
+    mark.emplace(context.transient);
   const TensorView dn = context.transient.take(shape, compute, "d output.normed");
   run(context.backend, Cast{.y = dn, .x = batch.tail->in(dn_)});
   if (has_mtp && options_.mtp_post_norm)

@@ -13,13 +13,21 @@ namespace {
 using tiers::DeviceCache;
 using tiers::HomeTiers;
 
+struct Transit {
+  std::int64_t main = 0, beside = 0;
+  std::int64_t all() const { return main + beside; }
+};
+
 // Slots that blocks pass through: half of them in use, half on their way. More make longer runs of members for the kernels,
 // and leave fewer to keep blocks in: a quarter, or what a twentieth of all blocks would take, which few hits are lost by.
-std::int64_t transit_of(std::int64_t slots, std::int64_t blocks) {
+// Weights are used by updates beside the forward as well, a block at a time.
+Transit transit_of(std::int64_t slots, std::int64_t blocks, bool is_weights) {
   constexpr std::int64_t kMost = 32;
-  if (slots >= blocks) return slots - blocks;
-  return std::min(slots,
-                  std::clamp(std::max(slots / 4, blocks / 20), DeviceCache::kMinSlots, kMost));
+  if (slots >= blocks) return {slots - blocks};
+  const std::int64_t main =
+      std::min(slots, std::clamp(std::max(slots / 4, blocks / 20), DeviceCache::kMinSlots, kMost));
+  const std::int64_t beside = is_weights ? main / 4 : 0;
+  return {std::min(main, slots - beside), beside};
 }
 
 std::unique_ptr<tiers::CachePolicy> first_policy(const BlockTier::Options& o,
@@ -91,16 +99,17 @@ BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device devic
   homes.file.name = o.name_of_block;
   homes.io = all.io;
   homes_ = std::make_unique<HomeTiers>(layout_, std::move(homes));
-  cache_ = std::make_unique<DeviceCache>(
-      *homes_,
-      DeviceCache::Options{.name = "experts' " + name(),
-                           .range = layout_.all(),
-                           .slots = o.slots,
-                           .transit = transit_of(passing_slots(), passing_blocks()),
-                           .device = device,
-                           .mode = all.stream_mode,
-                           .poison = all.poison},
-      first_policy(o, all));
+  const Transit transit = transit_of(passing_slots(), passing_blocks(), is_weights());
+  cache_ = std::make_unique<DeviceCache>(*homes_,
+                                         DeviceCache::Options{.name = "experts' " + name(),
+                                                              .range = layout_.all(),
+                                                              .slots = o.slots,
+                                                              .transit = transit.all(),
+                                                              .transit_beside = transit.beside,
+                                                              .device = device,
+                                                              .mode = all.stream_mode,
+                                                              .poison = all.poison},
+                                         first_policy(o, all));
   if (o.on_device == 0) return;
   std::uint64_t most = 0;
   for (const tiers::Section& section : layout_.sections())
@@ -108,9 +117,11 @@ BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device devic
   staging_ = make_host_buffer(most, device, "experts' staging, host");
 }
 
-std::int64_t BlockTier::at_once() const {
-  return fits() ? options_.blocks
-                : std::max<std::int64_t>(1, transit_of(passing_slots(), passing_blocks()) / 2);
+std::int64_t BlockTier::at_once(Lane lane) const {
+  if (fits()) return options_.blocks;
+  const Transit transit = transit_of(passing_slots(), passing_blocks(), is_weights());
+  const bool is_beside = lane == Lane::beside && transit.beside > 0;
+  return std::max<std::int64_t>(1, (is_beside ? transit.beside : transit.main) / 2);
 }
 
 TensorView BlockTier::slot(std::int64_t slot, int section, DType dtype, Shape shape) const {
@@ -254,7 +265,8 @@ std::int64_t BlockPins::take(BlockTier& tier, tiers::Block block, MemberAccess a
                            how,
                            user_,
                            access == MemberAccess::replace ? DeviceCache::Contents::replaced
-                                                           : DeviceCache::Contents::loaded);
+                                                           : DeviceCache::Contents::loaded,
+                           lane_);
   pins_.push_back({&tier, block, how});
   tier.note_use(block);
   return slot;
@@ -272,7 +284,7 @@ void BlockPins::done() {
   for (const Pin& p : pins) {
     if (p.access == tiers::Access::write &&
         (p.tier->is_weights() || !p.tier->cache().keeps(p.block)))
-      p.tier->cache().write_back(p.block);
+      p.tier->cache().write_back(p.block, lane_);
   }
 }
 

@@ -29,8 +29,9 @@ class BlockTier {
   tiers::DeviceCache& cache() const { return *cache_; }
   tiers::SectionRange all() const { return layout_.all(); }
   std::string name() const { return options_.group + " " + options_.kind; }
+  using Lane = tiers::DeviceCache::Lane;
   /// How many blocks can be in use at once while as many others are loaded.
-  std::int64_t at_once() const;
+  std::int64_t at_once(Lane lane = Lane::main) const;
   bool is_weights() const { return options_.kind == "weights"; }
   bool fits() const { return options_.slots >= options_.blocks; }
   /// Calls `work` with a section of a block in host memory, wherever the block lives, and waits for all that concerns it. What
@@ -86,7 +87,8 @@ class BlockTier {
 /// enqueued).
 class BlockPins {
  public:
-  explicit BlockPins(Stream& user) : user_(user) {}
+  explicit BlockPins(Stream& user, BlockTier::Lane lane = BlockTier::Lane::main)
+      : user_(user), lane_(lane) {}
   ~BlockPins();
   BlockPins(const BlockPins&) = delete;
   BlockPins& operator=(const BlockPins&) = delete;
@@ -103,6 +105,7 @@ class BlockPins {
     tiers::Access access;
   };
   Stream& user_;
+  BlockTier::Lane lane_;
   std::vector<Pin> pins_;
 };
 

@@ -206,6 +206,7 @@ void ExpertTiers::Impl::set_schedule_of(BlockTier& tier,
 
 void ExpertTiers::set_schedule(std::vector<tiers::Visit> step, tiers::Updates updates) {
   using tiers::VisitKind;
+  impl_->catch_up();
   const auto is_update = [](const tiers::Visit& v) { return v.kind == VisitKind::update; };
   impl_->schedule_has_updates = std::any_of(step.begin(), step.end(), is_update);
   if (impl_->pretend || impl_->options.policy != TierPolicy::sched) return;
@@ -214,6 +215,10 @@ void ExpertTiers::set_schedule(std::vector<tiers::Visit> step, tiers::Updates up
   std::copy_if(step.begin(), step.end(), std::back_inserter(gradients), [](const auto& v) {
     return v.kind != VisitKind::forward;
   });
+  // Its step begins with a backward, wherever the updates are.
+  std::rotate(gradients.begin(),
+              std::find_if_not(gradients.begin(), gradients.end(), is_update),
+              gradients.end());
   for (std::size_t g = 0; g < impl_->groups.size(); ++g) {
     Impl::Group& group = impl_->own[g];
     if (group.weights != nullptr)
@@ -310,6 +315,10 @@ ExpertTiers::Impl::Call::~Call() {
 TierCounters ExpertTiers::counters_of(StorageId id) const {
   const auto found = impl_->of_storage.find(id.index);
   return found != impl_->of_storage.end() ? found->second : TierCounters();
+}
+
+void ExpertTiers::set_put_off(PutOff* work) {
+  impl_->put_off = work;
 }
 
 void ExpertTiers::observe(Observer observer) {

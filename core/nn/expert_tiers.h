@@ -126,10 +126,10 @@ class ExpertTiers {
   std::span<const TierGroup> groups() const;
 
   /// The visits of a step from now on, `layer` counting the storages of a group. What the caches hold stays. Without a schedule
-  /// the policy `sched` is `lru`. With it the visits that are not `outside` must be those of the schedule, in its order; a
-  /// further call with the visit in progress is another part of it.
+  /// the policy `sched` is `lru`. With it the visits that are not `outside` must be those of the schedule, in its order
+  /// (updates may be left out); a further call with the visit in progress is another part of it.
   void set_schedule(std::vector<tiers::Visit> step, tiers::Updates updates);
-  /// No gradient has a value any more.
+  /// No gradient has a value any more, but for those that an update which was put off waits to read.
   void begin_step();
 
   /// Calls `work` for runs of members whose slots are on the device: ascending in forward, descending in backward. What is
@@ -139,13 +139,17 @@ class ExpertTiers {
 
   bool has_gradient(StorageId id, std::int64_t member) const;
 
-  /// The update of a storage begins; it will use these members in this order.
-  void begin_update(StorageId id, std::span<const std::int64_t> members);
+  /// The update of a storage begins; it will use these members in this order. `outside`: not where the schedule has it.
+  void begin_update(StorageId id, std::span<const std::int64_t> members, bool outside = false);
+  /// The update of a storage is over: its members have no gradients any more.
+  void end_update(StorageId id);
   struct Access {
     MemberAccess weight = MemberAccess::none, gradient = MemberAccess::none,
                  state = MemberAccess::none;
     /// Nobody needs the gradient any more before begin_step(): it goes without a way home.
     bool last_use_of_gradient = false;
+    /// The stream is another one than that of forward and backward, and neither is to wait for the other.
+    bool beside = false;
   };
   /// How many members with_members() takes while as many others can be under way.
   std::int64_t members_at_once(StorageId id, const Access& access) const;
@@ -172,6 +176,21 @@ class ExpertTiers {
   /// Called with every visit of weights(), before its members are brought; empty ends it.
   using Observer = std::function<void(StorageId, const MemberVisit&)>;
   void observe(Observer observer);
+
+  /// Work on the members that was put off. All calls that use members or replace their values tell it first, those that it
+  /// makes itself as well, so that it can do now what they depend on. Null ends it.
+  class PutOff {
+   public:
+    virtual ~PutOff() = default;
+    /// A visit by weights() begins, or was enqueued.
+    virtual void before(StorageId id, const MemberVisit& visit) = 0;
+    virtual void after(StorageId id, const MemberVisit& visit) = 0;
+    /// Anything else is about to happen.
+    virtual void finish() = 0;
+    /// Whether it has yet to use the storage.
+    virtual bool awaits(StorageId id) const = 0;
+  };
+  void set_put_off(PutOff* work);
 
   /// Of this rank: device memory by tag; bytes of pinned or ordinary host memory; bytes of the file.
   std::vector<MemoryUse> device_use() const;

@@ -93,6 +93,10 @@ struct ExpertTiers::Impl {
   Buffer zeros;  ///< what a gradient without a value is read as
   bool schedule_has_updates = true;
   Observer observer;
+  PutOff* put_off = nullptr;
+  void catch_up() {
+    if (put_off != nullptr) put_off->finish();
+  }
   std::unordered_map<std::int32_t, TierCounters> of_storage;  ///< what the calls about it did
   TierCounters sum_of(const Group& group) const;
 

@@ -1,5 +1,6 @@
 // Experts in use: passes over the members of a storage, members for the optimizer, parts of them on the host.
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -83,8 +84,9 @@ void ExpertTiers::weights(StorageId id,
   MOESAIC_CHECK(place.group->weights != nullptr, "weights of '" + about.name + "' are resident");
   const DType dtype = about.weight_dtype;
   if (impl_->is_dry(stream)) return work(impl_->pretended_run(about, dtype));
+  if (impl_->put_off != nullptr) impl_->put_off->before(id, visit);
   if (impl_->observer) impl_->observer(id, visit);
-  const Impl::Call call(*impl_, id, *place.group);
+  std::optional<Impl::Call> call(std::in_place, *impl_, id, *place.group);
   BlockTier& tier = *place.group->weights;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
   std::vector<tiers::Block> blocks = Impl::begin_visit(tier, place, visit, members);
@@ -100,6 +102,11 @@ void ExpertTiers::weights(StorageId id,
       },
       work);
   if (visit.outside) return;
+  if (impl_->put_off != nullptr) {
+    call.reset();
+    impl_->put_off->after(id, visit);
+    call.emplace(*impl_, id, *place.group);
+  }
   // Before the next forward the host waits for its counts, and loads nothing meanwhile.
   const std::vector<tiers::Foreseen> next = tier.cache().foresee(1, 0.5);
   tier.load_ahead(next);
@@ -119,6 +126,7 @@ void ExpertTiers::gradients(StorageId id,
                 "gradients of '" + about.name + "' are resident, or none");
   const DType dtype = impl_->precision.grad;
   if (impl_->is_dry(stream)) return work(impl_->pretended_run(about, dtype));
+  impl_->catch_up();
   const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
@@ -154,10 +162,20 @@ std::int64_t ExpertTiers::Impl::bring_gradient(
 }
 
 void ExpertTiers::begin_step() {
-  for (Impl::Group& g : impl_->own) {
-    if (g.gradients == nullptr || impl_->pretend) continue;
-    g.gradients->cache().discard();
-    std::fill(g.gradient.begin(), g.gradient.end(), Impl::Gradient::none);
+  for (const TierGroup& group : impl_->groups) {
+    for (const StorageId id : group.storages)
+      if (impl_->put_off == nullptr || !impl_->put_off->awaits(id)) end_update(id);
+  }
+}
+
+void ExpertTiers::end_update(StorageId id) {
+  const Impl::Place place = impl_->place(id);
+  Impl::Group& group = *place.group;
+  if (group.gradients == nullptr || impl_->pretend) return;
+  for (std::int64_t m = 0; m < place.about->members; ++m) {
+    const tiers::Block block = place.block(m);
+    group.gradients->cache().discard(block);
+    group.gradient[static_cast<std::size_t>(block)] = Impl::Gradient::none;
   }
 }
 
@@ -168,9 +186,10 @@ bool ExpertTiers::has_gradient(StorageId id, std::int64_t member) const {
              Impl::Gradient::there;
 }
 
-void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> members) {
+void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> members, bool outside) {
   const Impl::Place place = impl_->place(id);
   if (impl_->pretend) return;
+  impl_->catch_up();
   const tiers::Visit visit{static_cast<std::int32_t>(place.storage), tiers::VisitKind::update, 0};
   std::vector<tiers::Block> all, with_gradient, states;
   for (const std::int64_t m : members) {
@@ -179,10 +198,11 @@ void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> membe
     if (place.owns(m)) states.push_back(place.state_block(m));
   }
   const Impl::Group& group = *place.group;
-  if (impl_->schedule_has_updates && group.gradients != nullptr)
+  const bool is_foretold = impl_->schedule_has_updates && !outside;
+  if (is_foretold && group.gradients != nullptr)
     group.gradients->cache().begin_visit(visit, with_gradient);
   if (group.weights != nullptr) {
-    if (impl_->schedule_has_updates) group.weights->cache().begin_visit(visit, all);
+    if (is_foretold) group.weights->cache().begin_visit(visit, all);
     group.weights->expect(std::move(all));
   }
   if (group.states == nullptr) return;
@@ -283,8 +303,9 @@ void ExpertTiers::with_members(StorageId id,
     tensors.assign(members.size(), impl_->pretended_member(place, access));
     return work(tensors);
   }
+  impl_->catch_up();
   const Impl::Call call(*impl_, id, *place.group);
-  BlockPins pins(stream);
+  BlockPins pins(stream, access.beside ? BlockTier::Lane::beside : BlockTier::Lane::main);
   for (const std::int64_t m : members) {
     MOESAIC_CHECK(m >= 0 && m < place.about->members,
                   fmt::format("member {} of {}", m, place.about->members));
@@ -307,6 +328,7 @@ void ExpertTiers::with_host(StorageId id,
   const Impl::Place place = impl_->place(id);
   const TierGroup& about = *place.about;
   MOESAIC_CHECK(!impl_->pretend, "values of tiers that are a pretence");
+  impl_->catch_up();
   MOESAIC_CHECK(member >= 0 && member < about.members,
                 fmt::format("member {} of {}", member, about.members));
   const bool is_weight = part.kind == MemberPart::Kind::weight;
@@ -332,6 +354,7 @@ void ExpertTiers::with_host(StorageId id,
 
 void ExpertTiers::flush() {
   if (impl_->pretend) return;
+  impl_->catch_up();
   for (const Impl::Group& g : impl_->own) {
     for (const BlockTier* tier : {g.weights.get(), g.states.get()})
       if (tier != nullptr) tier->cache().flush();

@@ -42,8 +42,10 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 }
 }  // namespace
 
-bool RecomputePolicy::matches(const std::string& name) const {
-  return all || matches_any(patterns, name);
+bool RecomputePolicy::matches(const std::string& name, StepKind producer) const {
+  const bool is_named =
+      all || matches_any(patterns, name) || (cheap && producer == StepKind::cheap);
+  return is_named && !matches_any(kept, name);
 }
 bool RecomputePolicy::Offload::matches(const std::string& name) const {
   return matches_any(patterns, name);
@@ -156,8 +158,8 @@ Keep TapeSpec::choose(const Activation& a, const RecomputePolicy& policy) const 
     return Keep::save;
   }
   if (a.pinned) return Keep::save;
-  const bool named = policy.matches(a.name) || (policy.cheap && producer.kind == StepKind::cheap);
-  return named || a.passing || a.forward_only ? Keep::recompute : Keep::save;
+  return policy.matches(a.name, producer.kind) || a.passing || a.forward_only ? Keep::recompute
+                                                                              : Keep::save;
 }
 
 // From the last step to the first: what a replay reads is replayed, or, where only the replay wants it, saved.
@@ -169,7 +171,7 @@ void TapeSpec::save_for_replays(const RecomputePolicy& policy) {
       const auto i = static_cast<std::size_t>(w.index);
       Activation& a = activations_[i];
       if (a.forward_only && !a.passing && is_needed[i] && a.keep == Keep::recompute &&
-          !policy.matches(a.name) && !(policy.cheap && step->kind == StepKind::cheap))
+          !policy.matches(a.name, step->kind))
         a.keep = Keep::save;
       if (a.keep == Keep::recompute && (is_needed[i] || !a.forward_only)) is_replayed = true;
     }
@@ -200,6 +202,18 @@ Tape::Scope::Scope(Tape& tape) : tape_(tape) {
   if (context.weight_gradients.mode() == WeightGradients::Mode::at_once)
     mark_.emplace(context.transient);
   ++tape.scopes_;
+}
+
+Tape::Stage::Stage(Tape& tape) : tape_(tape) {
+  RunContext& context = tape.context();
+  MOESAIC_CHECK(tape.in_backward_ && tape.scopes_ == 0, "a stage is a part of backward");
+  if (context.weight_gradients.mode() != WeightGradients::Mode::at_once) return;
+  mark_.emplace(context.transient);
+  before_ = tape.transient_;
+}
+
+Tape::Stage::~Stage() {
+  if (mark_) tape_.transient_ = std::move(before_);
 }
 
 Tape::Tape(const TapeSpec& spec, TensorView slot, std::vector<TensorView> parts)

@@ -44,12 +44,13 @@ struct HostId {
 enum class StepKind : std::uint8_t { compute, cheap, chooses };
 
 /// Names the activations whose values are computed again in backward instead of saved: patterns with * for any text,
-/// matched against names like "attn.q" or "moe.gate_up". `all` names every one that may be, `cheap` what cheap steps write.
+/// matched against names like "attn.q" or "moe.gate_up". `all` names every one that may be, `cheap` what cheap steps write;
+/// `kept` names what none of them is about.
 struct RecomputePolicy {
   bool all = false;
   bool cheap = false;
   std::vector<std::string> patterns;
-  bool matches(const std::string& name) const;
+  bool matches(const std::string& name, StepKind producer = StepKind::compute) const;
   /// Of what is kept, what waits in host memory: what layers hand on, and names.
   struct Offload {
     bool residuals = false;
@@ -57,6 +58,7 @@ struct RecomputePolicy {
     bool any() const noexcept { return residuals || !patterns.empty(); }
     bool matches(const std::string& name) const;
   } offload;
+  std::vector<std::string> kept;
 };
 /// Shell-like match, * stands for any text.
 bool glob_match(const std::string& pattern, const std::string& text);
@@ -242,6 +244,20 @@ class Tape {
    private:
     Tape& tape_;
     std::optional<Arena::Mark> mark_;
+  };
+  /// In backward: what is replayed in its lifetime, and all temporaries, are given back at its end; what is asked for again
+  /// later is replayed again. Where weight gradients wait, nothing is given back. Not inside a Scope.
+  class Stage {
+   public:
+    explicit Stage(Tape& tape);
+    ~Stage();
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+
+   private:
+    Tape& tape_;
+    std::optional<Arena::Mark> mark_;
+    std::vector<TensorView> before_;
   };
   int replays() const noexcept { return replays_; }
   /// What was saved for nothing: the names that the last backward did not ask for. Neither choices nor what is always saved.

@@ -35,6 +35,11 @@ Optimizer::Optimizer(ParameterStore& params,
       (scalar_bytes + 63) / 64 * 64 + static_cast<std::size_t>(num_partials + 1) * 8,
       "step scalars");
   scalars_ = small_.view({max_groups, kNumStepScalars}, master);
+  expert_scalars_ = scalars_;
+  if (params.tiers() != nullptr) {
+    late_memory_ = params.allocate(scalar_bytes, "step scalars");
+    late_scalars_ = late_memory_.view({max_groups, kNumStepScalars}, master);
+  }
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
   host_ = params.is_pretend()
@@ -60,7 +65,7 @@ Optimizer::Optimizer(ParameterStore& params,
 std::vector<MemoryUse> Optimizer::memory_use() const {
   return {{"optimizer state", memory_.bytes()},
           {"whole matrices", whole_->bytes()},
-          {"step scalars", small_.bytes() + member_memory_.bytes()}};
+          {"step scalars", small_.bytes() + member_memory_.bytes() + late_memory_.bytes()}};
 }
 
 // Whether one op may do for all parameters of a storage what each of them needs.

@@ -73,8 +73,18 @@ class Optimizer {
   /// norm or one of `guarded` is not finite. `world`: all ranks, which bring their partials together where the layout
   /// splits parameters; may be null for one rank. The order of the sum is that of one rank.
   void clip(Backend& backend, ConstTensorView guarded, Communicator* world = nullptr);
-  /// `mesh`: all ranks, which put split matrices together for Muon; null for one rank.
+  /// All but experts whose state is offloaded. `mesh`: all ranks, which put split matrices together for Muon; null for one rank.
   void update(Backend& backend, const Mesh* mesh = nullptr);
+  /// Those experts, from the last layer to the first.
+  void update_experts(Backend& backend);
+  /// The same later, storage by storage, in the middle of the next step even: what the update reads of this one is put aside.
+  /// Not with skip_untouched.
+  void put_off_experts(Backend& backend);
+  /// One of the storages that were put off, on a stream beside that of forward and backward. `outside` as in ExpertTiers.
+  void update_experts_of(Backend& backend, StorageId id, bool outside);
+  /// Whether ranks take part in each other's updates of offloaded experts, whose matrices they split.
+  bool updates_experts_together() const;
+  const OptimizerOptions& options() const noexcept { return options_; }
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
   /// Moves the averages of the weights on (ema_decay), after everything that changes weights. Those of experts whose state is
@@ -157,6 +167,9 @@ class Optimizer {
     return updates_ == 0 ? 0.0 : *options_.ema_decay;
   }
   // Offloaded experts (optimizer_offloaded.cpp).
+  ConstTensorView expert_scalars_of(const Entry& entry) const {
+    return expert_scalars_.rows(entry.group, entry.group + 1).reshaped({kNumStepScalars});
+  }
   struct MemberState {
     Tensors tensors;  // [rows, cols] each
     TensorView average;
@@ -168,8 +181,7 @@ class Optimizer {
                              StorageId id,
                              std::int64_t member,
                              const TensorView& gradient);
-  void update_offloaded(Backend& backend);
-  void update_members(Backend& backend, StorageId id);
+  void update_members(Backend& backend, StorageId id, bool beside, bool outside);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
   void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
   void update_split_members(Backend& backend,
@@ -189,6 +201,10 @@ class Optimizer {
   std::vector<State> states_;   // by storage
   Buffer memory_, small_;
   TensorView scalars_, host_scalars_, host_norm_, partials_, norm_;
+  // What updates of offloaded experts read: scalars_, or the copy of those of a step whose updates were put off.
+  TensorView expert_scalars_, late_scalars_;
+  double expert_decay_ = 0;  // of averages
+  Buffer late_memory_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
   std::optional<WholeMatrices> whole_;                      // those that Muon needs

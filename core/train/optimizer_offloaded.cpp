@@ -105,15 +105,29 @@ void Optimizer::sum_squares_of_member(Backend& backend,
 }
 
 // The last layer first, so that the cache holds at the end what the next step needs first.
-void Optimizer::update_offloaded(Backend& backend) {
+void Optimizer::update_experts(Backend& backend) {
   if (params_.tiers() == nullptr) return;
+  expert_scalars_ = scalars_;
+  expert_decay_ = options_.ema_decay ? average_decay() : 0;
   for (std::size_t s = states_.size(); s-- > 0;) {
     const StorageId id = storage_id(s);
-    if (params_.has_tiered_state(id)) update_members(backend, id);
+    if (params_.has_tiered_state(id)) update_members(backend, id, false, false);
   }
 }
 
-void Optimizer::update_members(Backend& backend, StorageId id) {
+// Until the phase ends the next steps form the same groups of parameters.
+void Optimizer::put_off_experts(Backend& backend) {
+  MOESAIC_CHECK(!options_.skip_untouched, "counts of tokens are those of the step in progress");
+  copy_tensor(late_scalars_, scalars_, stream_of(backend));
+  expert_scalars_ = late_scalars_;
+  expert_decay_ = options_.ema_decay ? average_decay() : 0;
+}
+
+void Optimizer::update_experts_of(Backend& backend, StorageId id, bool outside) {
+  update_members(backend, id, true, outside);
+}
+
+void Optimizer::update_members(Backend& backend, StorageId id, bool beside, bool outside) {
   const auto ids = params_.params_of(id);
   const ParamId first = ids.front();
   const std::vector<std::int64_t> members = own_members(params_, id);
@@ -122,9 +136,10 @@ void Optimizer::update_members(Backend& backend, StorageId id) {
                      });
   ExpertTiers& tiers = *params_.tiers();
   const bool is_idle = members.empty() || (!moves && !options_.ema_decay);
-  if (!is_dry(backend)) tiers.begin_update(id, is_idle ? std::span<const std::int64_t>() : members);
+  if (!is_dry(backend))
+    tiers.begin_update(id, is_idle ? std::span<const std::int64_t>() : members, outside);
   if (is_idle) return;
-  ExpertTiers::Access access{.state = MemberAccess::change};
+  ExpertTiers::Access access{.state = MemberAccess::change, .beside = beside};
   if (params_.has_tiered_weights(id)) {
     // A step that is skipped writes nothing, so that only what is written in any case may be brought without its values.
     const bool by_master = has_separate_master(first);
@@ -153,6 +168,16 @@ void Optimizer::update_members(Backend& backend, StorageId id) {
   }
 }
 
+bool Optimizer::updates_experts_together() const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const ParamId id = param_id(i);
+    if (params_.has_tiered_state(params_.storage_of(id)) && entry(id).trained &&
+        updates_in_parts(id))
+      return true;
+  }
+  return false;
+}
+
 // The ranks that split these members bring the same ones at the same time.
 void Optimizer::update_split_members(Backend& backend,
                                      StorageId id,
@@ -175,7 +200,7 @@ void Optimizer::update_split_members(Backend& backend,
                 .m = {},
                 .v = {},
                 .momentum = box(t.momentum)},
-               by_use ? scalars_by_use(backend, p, members[k]) : scalars_of(entry(p))});
+               by_use ? scalars_by_use(backend, p, members[k]) : expert_scalars_of(entry(p))});
     }
     if (by_use) update_split_matrices(backend);  // the next parameter has other scalars there
   }
@@ -246,7 +271,7 @@ void Optimizer::update_member(Backend& backend,
                    in_shape(whole, [&](const TensorView& v) { return shaped(v, shape); }),
                    params_.spec(first),
                    {},
-                   scalars_of(e));
+                   expert_scalars_of(e));
   } else {
     for (const ParamId p : ids) {
       if (params_.frozen(p)) continue;
@@ -256,7 +281,7 @@ void Optimizer::update_member(Backend& backend,
           in_shape(whole, [&](const TensorView& v) { return params_.box_of_member(v, p); }),
           params_.spec(p),
           blocks_here(p),
-          by_use ? scalars_by_use(backend, p, member) : scalars_of(entry(p)));
+          by_use ? scalars_by_use(backend, p, member) : expert_scalars_of(entry(p)));
     }
   }
   if (casts) run(backend, Cast{.y = weight, .x = whole.master});
@@ -269,7 +294,7 @@ ConstTensorView Optimizer::scalars_by_use(Backend& backend, ParamId id, std::int
   run(backend,
       MemberScalars{
           .rows = row,
-          .scalars = scalars_of(entry(id)),
+          .scalars = expert_scalars_of(entry(id)),
           .counts = params_.buffer(params_.spec(id).use_counts).rows(number, number + 1)});
   return row.reshaped({kNumStepScalars});
 }
@@ -281,8 +306,8 @@ void Optimizer::average_member(Backend& backend, const MemberState& state) {
       MovingAverage{.average = state.average,
                     .w = t.remainder.empty() ? t.master : t.compute,
                     .remainder = t.remainder,
-                    .scalars = scalars(),
-                    .decay = average_decay()});
+                    .scalars = expert_scalars_.rows(0, 1).reshaped({kNumStepScalars}),
+                    .decay = expert_decay_});
 }
 
 }  // namespace moesaic

@@ -210,7 +210,6 @@ void Optimizer::update(Backend& backend, const Mesh* mesh) {
     if (!params_.has_tiered_state(storage_id(s))) update_storage(backend, storage_id(s));
   }
   update_split_matrices(backend);
-  update_offloaded(backend);
 }
 
 void Optimizer::average(Backend& backend) {

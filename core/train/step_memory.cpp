@@ -6,6 +6,7 @@
 #include "core/nn/losses.h"
 #include "core/train/balance_update.h"
 #include "core/train/expert_exchange.h"
+#include "core/train/expert_updates.h"
 #include "core/train/member_reduction.h"
 #include "core/train/sequence_buffers.h"
 #include "core/train/token_groups.h"
@@ -176,6 +177,18 @@ StepMemory measure_step(Model& model,
     members.gather_weights(owner.backend(), true);
     optimizer->clip(owner.backend(), losses);
     optimizer->update(owner.backend());
+    if (ExpertUpdates::can_run_beside(params, *optimizer)) {
+      BackendOwner beside({.device = device,
+                           .mode = Stream::Mode::dry,
+                           .num_threads = num_threads,
+                           .scratch_bytes = 0,
+                           .name = "dry updates",
+                           .path = path});
+      optimizer->update_experts(beside.backend());
+      memory.updates = std::max<std::size_t>(beside.scratch().high_water_bytes(), 4096);
+    } else {
+      optimizer->update_experts(owner.backend());
+    }
     optimizer->qk_clip(owner.backend(), model.mla_layers());
     optimizer->average(owner.backend());
     update_balance(owner.backend(), params, model.moe_layers(), scalars, nullptr);
@@ -261,6 +274,7 @@ StepMemory measure_run(const config::Config& config,
                      path);
     most.scratch = std::max(most.scratch, m.scratch);
     most.exchange = std::max(most.exchange, m.exchange);
+    most.updates = std::max(most.updates, m.updates);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);

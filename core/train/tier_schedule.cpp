@@ -1,5 +1,7 @@
 #include "core/train/tier_schedule.h"
 
+#include <algorithm>
+
 #include "core/model/pipeline_plan.h"
 
 namespace moesaic {
@@ -49,6 +51,46 @@ std::vector<tiers::Visit> pipeline_visits(const pipeline::Schedule& schedule,
     layers += size(c);
   for (std::int32_t l = layers; l-- > 0;)
     visits.push_back({l, tiers::VisitKind::update, 0});
+  return visits;
+}
+
+namespace updates_due {
+namespace {
+// What one forward takes must cover what the next one waits for: the layer after it, and one more in the queue.
+constexpr std::int32_t kAhead = 2;
+}  // namespace
+
+std::int32_t at_once(std::int32_t layers) {
+  return std::min(layers, 1);
+}
+std::int32_t before(const tiers::Visit& visit, std::int32_t layers) {
+  return visit.kind == tiers::VisitKind::forward ? visit.layer + 1 : layers;
+}
+std::int32_t after(const tiers::Visit& visit, std::int32_t layers) {
+  return visit.kind == tiers::VisitKind::forward ? std::min(layers, visit.layer + 1 + kAhead)
+                                                 : layers;
+}
+}  // namespace updates_due
+
+std::vector<tiers::Visit> with_updates_beside(const std::vector<tiers::Visit>& step) {
+  std::int32_t layers = 0;
+  for (const tiers::Visit& v : step)
+    layers = std::max(layers, v.layer + 1);
+  std::vector<tiers::Visit> visits;
+  std::int32_t done = updates_due::at_once(layers);
+  const std::int32_t at_once = done;
+  const auto update = [&](std::int32_t until) {
+    for (; done < until; ++done)
+      visits.push_back({done, tiers::VisitKind::update, 0});
+  };
+  for (const tiers::Visit& v : step) {
+    if (v.kind == tiers::VisitKind::update) continue;
+    update(updates_due::before(v, layers));
+    visits.push_back(v);
+    update(updates_due::after(v, layers));
+  }
+  done = 0;
+  update(at_once);
   return visits;
 }
 

@@ -16,6 +16,16 @@ std::vector<tiers::Visit> expert_visits(const config::Config& config,
                                         Model& model,
                                         const MeshPosition& position);
 
+/// When updates of experts are enqueued that run beside the next step's forward, layer by layer: those of layers below
+/// the number that is returned. They stay this far ahead of the forward, and are through before the first backward.
+namespace updates_due {
+std::int32_t at_once(std::int32_t layers);  ///< at the end of their own step
+std::int32_t before(const tiers::Visit& visit, std::int32_t layers);
+std::int32_t after(const tiers::Visit& visit, std::int32_t layers);
+}  // namespace updates_due
+/// The visits of a step with its updates there: those of the step before, but for the ones that it does at once.
+std::vector<tiers::Visit> with_updates_beside(const std::vector<tiers::Visit>& step);
+
 /// The same of a stage whose chunks, all of the schedule's in order, have so many layers with experts. Of a split backward
 /// the part for inputs counts.
 std::vector<tiers::Visit> pipeline_visits(const pipeline::Schedule& schedule,

@@ -37,6 +37,7 @@ Trainer::Trainer(Parts parts)
 Trainer::~Trainer() {
   // After an exception work may still be queued that points into the memory below.
   try {
+    if (expert_updates_) expert_updates_->finish();
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
     if (offloader_) offloader_->synchronize();
@@ -131,6 +132,19 @@ void Trainer::allocate() {
   if (world() != nullptr && tiers != nullptr && tiers->holds_weights())
     member_reduction_ = std::make_unique<MemberReduction>(*parts_.params, parts_.mesh);
   if (member_reduction_ && !member_reduction_->is_needed()) member_reduction_.reset();
+  if (ExpertUpdates::can_run_beside(*parts_.params, *parts_.optimizer)) {
+    expert_updates_ = std::make_unique<ExpertUpdates>(
+        *parts_.params,
+        *parts_.optimizer,
+        BackendOwner::Options{.device = parts_.device,
+                              .mode = parts_.stream_mode,
+                              .num_threads = static_cast<int>(config.run.threads),
+                              .scratch_bytes = memory_.updates,
+                              .name = "updates",
+                              .path = parts_.path,
+                              // Small kernels, each awaited by copies: not behind products of a millisecond.
+                              .priority = Stream::Priority::high});
+  }
   // Split masters round to bf16 in their own way, which only their owner can.
   gather_weights(true);
   if (config.experts.place_every > 0) {
@@ -182,6 +196,7 @@ void Trainer::place_batches(const Phase& phase) {
 
 void Trainer::enter_phase(const Phase& phase) {
   if (phase_ == phase.index) return;
+  if (expert_updates_) expert_updates_->finish();  // they are of the phase before
   backend_->stream().synchronize();
   phase_ = phase.index;
   prepared_step_ = -1;
@@ -233,9 +248,11 @@ void Trainer::enter_phase(const Phase& phase) {
     }
     parts_.optimizer->set_lr_scale(id, scale);
   }
-  if (ExpertTiers* tiers = parts_.params->tiers())
-    tiers->set_schedule(expert_visits(config, phase, *parts_.model, position),
+  if (ExpertTiers* tiers = parts_.params->tiers()) {
+    const std::vector<tiers::Visit> visits = expert_visits(config, phase, *parts_.model, position);
+    tiers->set_schedule(expert_updates_ ? with_updates_beside(visits) : visits,
                         tiers::Updates::dense);
+  }
   choose_balanced(phase);
   place_margins(tokens / position.extent(Axis::cp) / position.extent(Axis::tp) *
                 static_cast<std::int64_t>(micro_batches_.size()));
@@ -504,6 +521,11 @@ StepStats Trainer::finish_step() {
     const PartScope part(backend_->backend(), "optimizer");
     parts_.optimizer->clip(backend_->backend(), losses_, world());
     parts_.optimizer->update(backend_->backend(), parts_.mesh);
+    if (expert_updates_) {
+      expert_updates_->begin(backend_->backend());
+    } else {
+      parts_.optimizer->update_experts(backend_->backend());
+    }
     parts_.optimizer->qk_clip(backend_->backend(), parts_.model->mla_layers());
     gather_weights(false);
     if (copier_) copier_->send_weights(backend_->stream());

@@ -19,6 +19,7 @@
 #include "core/train/expert_copier.h"
 #include "core/train/expert_exchange.h"
 #include "core/train/expert_placer.h"
+#include "core/train/expert_updates.h"
 #include "core/train/gradient_reduction.h"
 #include "core/train/member_reduction.h"
 #include "core/train/optimizer.h"
@@ -223,6 +224,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
   std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
+  std::unique_ptr<ExpertUpdates> expert_updates_;      // beside the next forward
   std::unique_ptr<ExpertPlacer> placer_;               // with experts.place_every
   std::unique_ptr<ExpertCopier> copier_;               // with experts.replicas
   std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;

@@ -41,6 +41,12 @@ bool inputs_are_tiled(const CudaContext& context, const Op& op) {
          is_aligned(op.o.data(), 16);
 }
 
+// As if every key were a query.
+AttentionSizes with_all_keys(AttentionSizes size) {
+  size.queries = size.keys;
+  return size;
+}
+
 // Scratch that both directions need; the same in dry runs.
 struct TiledScratch {
   AttentionSizes size;
@@ -119,8 +125,8 @@ void attention_tiled(CudaContext& context, const AttentionForward& op) {
 }
 
 bool attention_is_tiled(const CudaContext& context, const AttentionBackward& op) {
-  return inputs_are_tiled(context, op) && op.q.dim(0) == op.kvb.dim(0) &&
-         is_aligned(op.dq.data(), 16) && is_aligned(op.dkvb.data(), 16) &&
+  return inputs_are_tiled(context, op) && is_aligned(op.dq.data(), 16) &&
+         is_aligned(op.dkvb.data(), 16) &&
          (op.d_o.dtype() != DType::bf16 || is_aligned(op.d_o.data(), 16));
 }
 
@@ -128,6 +134,10 @@ void attention_tiled(CudaContext& context, const AttentionBackward& op) {
   const Arena::Mark mark(context.scratch);
   const TiledScratch scratch(context.scratch, op);
   const auto& size = scratch.size;
+  const AttentionSizes of_keys = with_all_keys(size);
+  const auto key_blocks = size.first() == 0
+                              ? scratch.blocks
+                              : QueryBlocksMemory::take(context.scratch, of_keys, kBlockRows);
   const TensorView delta =
       context.scratch.take({size.heads, size.queries}, DType::f32, "attention delta");
   const TensorView log_sum =
@@ -140,7 +150,10 @@ void attention_tiled(CudaContext& context, const AttentionBackward& op) {
     d_o = rounded = context.scratch.take(op.d_o.shape(), DType::bf16, "attention d_o");
   if (is_dry(context)) return;
   const auto stream = native_stream(context);
-  const TiledProblem problem = scratch.fill(stream, op);
+  TiledProblem problem = scratch.fill(stream, op);
+  problem.key_blocks = key_blocks.blocks();
+  if (size.first() != 0)
+    list_query_blocks(stream, problem.key_blocks, of_keys, op.cu_seqlens, kBlockRows);
   backward_row_statistics(stream,
                           delta.as<float>(),
                           log_sum.as<float>(),

@@ -43,9 +43,12 @@ struct TileFlags {
 struct TiledProblem {
   int queries = 0, keys = 0, heads = 0;
   QueryBlocks blocks;
+  QueryBlocks key_blocks;  ///< backward: of keys; the same ones where there are as many queries
   SelectionBits bits;
   TileFlags flags;
   float scale = 1;
+  /// Position of query row 0.
+  __device__ int first() const { return keys - queries; }
 };
 
 /// The tiles that a block walks: all from `offset` on, or those in a list. Any thread may ask.

@@ -1,6 +1,7 @@
 // dk and dv of attention on tensor cores. A block owns 128 keys of one head and walks the tiles of 64
-// query rows that see them. Everything is transposed: keys are the rows of the logits, so that
-// probabilities and ds, in registers, are the left operands of dv += p^T d_o and dk += ds^T q.
+// query rows that see them, which begin at the first of the document's tokens that is a query.
+// Everything is transposed: keys are the rows of the logits, so that probabilities and ds, in
+// registers, are the left operands of dv += p^T d_o and dk += ds^T q.
 #include "kernels/cuda/attention_tiled.cuh"
 
 namespace moesaic::cuda {
@@ -43,6 +44,27 @@ struct Shared {
   }
 };
 
+// The query rows of the document that a block's keys belong to.
+struct Queries {
+  int position;  // in the document, of the first one; its end where there are none
+  int row;       // of the first one
+  int count;
+  __device__ Queries(const TiledProblem& p, const QueryBlock& keys)
+      : position(min(max(p.first() - keys.begin, 0), keys.end - keys.begin)),
+        row(keys.begin + position - p.first()),
+        count(keys.end - keys.begin - position) {}
+};
+
+// Which of the blocks of query rows begins with `row`; one of them does.
+__device__ __forceinline__ int block_with_row(const QueryBlocks& blocks, int row) {
+  int low = 0, high = *blocks.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (blocks.list[middle].row <= row ? low : high) = middle;
+  }
+  return low;
+}
+
 struct Barriers {
   std::uint64_t key, full[kStages], empty[kStages];
 };
@@ -55,6 +77,7 @@ __device__ void produce(const Shared<Dr>& shared,
                         const TiledProblem& p,
                         const TiledBackward& data,
                         const QueryBlock& block,
+                        const Queries& queries,
                         const TileList& tiles,
                         int h) {
   constexpr int kHeadBlocks = kHeadWidth / kChannelBlock;
@@ -82,12 +105,12 @@ __device__ void produce(const Shared<Dr>& shared,
   }
   Ring<kStages> ring;
   for (int i = 0; i < tiles.count; ++i, ring.advance()) {
-    const int s = ring.stage, row = block.begin + tiles[i] * kQueries;
+    const int s = ring.stage, t = tiles[i] * kQueries, row = queries.row + t;
     mbarrier_wait(&barriers.empty[s], ring.parity ^ 1U);
     RowData& rows = shared.rows(s);
 #pragma unroll
     for (int r = lane; r < kQueries; r += kWarp) {
-      const bool inside = row + r < block.end;
+      const bool inside = t + r < queries.count;
       const std::int64_t at = std::int64_t{h} * p.queries + row + r;
       rows.log_sum[r] = inside ? data.log_sum[at] : INFINITY;
       rows.delta[r] = inside ? data.delta[at] : 0.0F;
@@ -195,6 +218,7 @@ __device__ void consume(const Shared<Dr>& shared,
                         float* dkr,
                         __nv_bfloat16* dkvb,
                         const QueryBlock& block,
+                        const Queries& queries,
                         const TileList& tiles,
                         int h) {
   constexpr int kChannels = Shared<Dr>::kChannels;
@@ -202,7 +226,8 @@ __device__ void consume(const Shared<Dr>& shared,
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) % 128 / kWarp;
   const int r0 = group * kGroupRows + warp * 16 + lane / 4, column = lane % 4 * 2;
-  const int key_0 = block.row - block.begin, length = block.end - block.begin;
+  // Keys are counted from the first query.
+  const int key_0 = block.row - block.begin - queries.position;
   const float scale = p.scale * kLog2E;
   const std::uint64_t k =
       swizzled_descriptor<Major::k>(shared.key() + group * kGroupRows * kRowBytes);
@@ -218,9 +243,9 @@ __device__ void consume(const Shared<Dr>& shared,
     const RowData& rows = shared.rows(stage);
     std::uint32_t p_t[kQueries / 16][4], ds_t[kQueries / 16][4];
     mbarrier_wait(&barriers.full[stage], ring.parity);
-    if (length - t < kQueries) {
-      clear_rows(q, kChannels / kChannelBlock, kQueries, length - t);
-      clear_rows(d_o, kHeadWidth / kChannelBlock, kQueries, length - t);
+    if (queries.count - t < kQueries) {
+      clear_rows(q, kChannels / kChannelBlock, kQueries, queries.count - t);
+      clear_rows(d_o, kHeadWidth / kChannelBlock, kQueries, queries.count - t);
       publish_cleared_rows();
     }
     float s[kQueries / 2];
@@ -293,14 +318,15 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
                __nv_bfloat16* dkvb) {
   // The first keys of a document are seen by most queries.
   const int index = static_cast<int>(blockIdx.x);
-  if (index >= *p.blocks.count) return;
+  if (index >= *p.key_blocks.count) return;
   __shared__ Barriers barriers;
   __shared__ int listed;
   const Shared<Dr> shared{aligned_shared()};
-  const QueryBlock block = p.blocks.list[index];
+  const QueryBlock block = p.key_blocks.list[index];
+  const Queries queries(p, block);
   const int h = static_cast<int>(blockIdx.y);
-  const int begin = (block.row - block.begin) / kQueries,
-            end = (block.end - block.begin + kQueries - 1) / kQueries;
+  const int key_0 = block.row - block.begin, begin = max(key_0 - queries.position, 0) / kQueries,
+            count = max((queries.count + kQueries - 1) / kQueries - begin, 0);
   if (threadIdx.x == 0) {
     mbarrier_init(&barriers.key, 1);
     for (int s = 0; s < kStages; ++s) {
@@ -309,13 +335,14 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
     }
     fence_mbarrier_init();
   }
-  TileList tiles{nullptr, end - begin};
+  TileList tiles{nullptr, count};
   if constexpr (Selected) {
     static_assert(kQueries == kHalfTile);
     if (threadIdx.x < kWarp) {
-      // Blocks of a document follow each other; tile begin + i is in block index + i / 2.
-      const std::uint8_t* flags = p.flags.flags + 2 * index * p.flags.per_row + begin;
-      list_tiles(shared.tiles(), &listed, end - begin, [&](int i) {
+      // Blocks of a document follow each other, two tiles in each.
+      const int row = count > 0 ? 2 * block_with_row(p.blocks, queries.row) + begin : 0;
+      const std::uint8_t* flags = p.flags.flags + row * p.flags.per_row + key_0 / kQueries;
+      list_tiles(shared.tiles(), &listed, count, [&](int i) {
         return (flags[i * p.flags.per_row] | flags[i * p.flags.per_row + 1]) != 0;
       });
     }
@@ -326,10 +353,10 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
   if (threadIdx.x < kTiledThreads - kConsumerThreads) {
     set_max_registers_down<kProducerRegisters>();
     if (threadIdx.x < kWarp && tiles.count > 0)
-      produce<Dr, Selected>(shared, barriers, maps, p, data, block, tiles, h);
+      produce<Dr, Selected>(shared, barriers, maps, p, data, block, queries, tiles, h);
   } else {
     set_max_registers_up<kConsumerRegisters>();
-    consume<Dr, Selected>(shared, barriers, p, data.dkr, dkvb, block, tiles, h);
+    consume<Dr, Selected>(shared, barriers, p, data.dkr, dkvb, block, queries, tiles, h);
   }
 }
 
@@ -343,7 +370,7 @@ void launch_dkv(cudaStream_t stream,
   const std::size_t bytes =
       Shared<Dr>::kFixed + kSharedSlack + (Selected ? sizeof(std::uint16_t) * list : 0);
   allow_shared_memory(dkv_kernel<Dr, Selected>, bytes);
-  const dim3 grid(static_cast<unsigned>(problem.blocks.bound),
+  const dim3 grid(static_cast<unsigned>(problem.key_blocks.bound),
                   static_cast<unsigned>(problem.heads));
   dkv_kernel<Dr, Selected><<<grid, kTiledThreads, bytes, stream>>>(
       maps, problem, data, reinterpret_cast<__nv_bfloat16*>(dkvb.data()));

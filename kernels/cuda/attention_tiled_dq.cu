@@ -151,7 +151,8 @@ __device__ void consume(const Shared<Dr>& shared,
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) % 128 / kWarp;
   const int r0 = group * kGroupRows + warp * 16 + lane / 4, column = lane % 4 * 2;
-  const int first = block.row - block.begin, keys = block.end - block.begin;
+  const int first = p.first() + block.row - block.begin;  // position of the block's row 0
+  const int keys = block.end - block.begin;
   const float scale = p.scale * kLog2E;
 
   Rows rows;
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
   const Shared<Dr> shared{aligned_shared()};
   const QueryBlock block = p.blocks.list[index];
   const int h = static_cast<int>(blockIdx.y);
-  const int end = (block.row + block.count - block.begin + kKeys - 1) / kKeys;
+  const int end = (p.first() + block.row + block.count - block.begin + kKeys - 1) / kKeys;
   if (threadIdx.x == 0) {
     mbarrier_init(&barriers.query, 1);
     for (int s = 0; s < kStages; ++s) {

@@ -174,7 +174,7 @@ __device__ void consume(const Shared<Dr>& shared,
             lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) % 128 / kWarp;
   const int r0 = group * kGroupRows + warp * 16 + lane / 4, column = lane % 4 * 2;
-  const int first = p.keys - p.queries + block.row - block.begin;  // position of the block's row 0
+  const int first = p.first() + block.row - block.begin;  // position of the block's row 0
   const int keys = block.end - block.begin;
   const float scale = p.scale * kLog2E;
 
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
   const QueryBlock block = p.blocks.list[index];
   const int h = static_cast<int>(blockIdx.y);
   // One past the last position of the block, in tiles.
-  const int end = (p.keys - p.queries + block.row + block.count - block.begin + kKeys - 1) / kKeys;
+  const int end = (p.first() + block.row + block.count - block.begin + kKeys - 1) / kKeys;
   if (threadIdx.x == 0) {
     mbarrier_init(&barriers.query, 1);
     for (int s = 0; s < kStages; ++s) {

@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, 1)
             warp = static_cast<int>(threadIdx.x) / kWarp % 4;
   const std::int64_t block = std::int64_t{blockIdx.x} * kGroups * kKeys,
                      chunk = a.first + std::int64_t{blockIdx.y} * a.chunk_queries,
-                     from = max(chunk, block), to = min(a.first + a.rows, chunk + a.chunk_queries);
+                     seeing = block - a.see.position(0),  // earlier queries see none of the keys
+      from = max(chunk, seeing), to = min(a.first + a.rows, chunk + a.chunk_queries);
   // Nearly all blocks of packed documents: no query of the chunk sees these keys, and the part keeps its sum.
   if (!a.fresh && (from >= to || a.see.begins[from] >= block + kGroups * kKeys)) return;
   const auto wanted = [&](std::int64_t t) {
@@ -325,10 +326,10 @@ bool gradients_tiled_takes(const IndexerLoss& op) {
          is_aligned(op.dqi.data(), 4);
 }
 
-std::int64_t gradient_chunks(std::int64_t queries) {
+std::int64_t gradient_chunks(std::int64_t keys) {
   constexpr std::int64_t kWanted = 1024,
                          kMaxChunks = 16;  // blocks of threads; at most 64 MiB of parts
-  const std::int64_t blocks = (queries + kGroups * kKeys - 1) / (kGroups * kKeys);
+  const std::int64_t blocks = (keys + kGroups * kKeys - 1) / (kGroups * kKeys);
   return std::clamp<std::int64_t>(kWanted / std::max<std::int64_t>(1, blocks), 1, kMaxChunks);
 }
 
@@ -359,10 +360,11 @@ void gradients_tiled(const CudaContext& context,
                   .dqi = reinterpret_cast<__nv_bfloat16*>(op.dqi.as<bf16>()),
                   .dw = op.dw.data()};
   const auto stream = native_stream(context);
-  const CUtensorMap queries = make_tensor_map(
-      op.qi.data(),
-      DType::bf16,
-      {.sizes = {kDim, kHeads, n}, .strides = {kDim, kHeads * kDim}, .box = {64, kHeads, 1}});
+  const CUtensorMap queries = make_tensor_map(op.qi.data(),
+                                              DType::bf16,
+                                              {.sizes = {kDim, kHeads, see.queries},
+                                               .strides = {kDim, kHeads * kDim},
+                                               .box = {64, kHeads, 1}});
   const CUtensorMap keys = make_tensor_map(
       op.ki.data(), DType::bf16, {.sizes = {kDim, n}, .strides = {kDim}, .box = {64, kKeys}});
   MOESAIC_CUDA_CALL(

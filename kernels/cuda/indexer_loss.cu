@@ -342,9 +342,7 @@ struct Paths {
   }
 };
 Paths paths_of(const CudaContext& context, const IndexerLoss& op) {
-  // The tiled kernels take all queries.
-  const bool may = may_specialise(context) && op.qi.dim(0) == op.ki.dim(0),
-             gradients = !op.dqi.empty();
+  const bool may = may_specialise(context), gradients = !op.dqi.empty();
   return {
       may && target_tiled_takes(op),
       may && scores_tiled_takes(op.qi, op.ki, op.w) && (!gradients || gradients_tiled_takes(op)),
@@ -379,7 +377,7 @@ LossMemory take_memory(Arena& scratch, const IndexerLoss& op, const Paths& paths
     const std::int64_t groups = std::clamp<std::int64_t>(kKeyBlocks / tiles, 1, heads);
     m.heads_per_group = static_cast<int>((heads + groups - 1) / groups);
     m.groups = static_cast<int>((heads + m.heads_per_group - 1) / m.heads_per_group);
-    if (paths.gradients) m.groups = static_cast<int>(gradient_chunks(n));
+    if (paths.gradients) m.groups = static_cast<int>(gradient_chunks(keys));
     m.parts = scratch.take({m.groups, keys, dim}, stats, "indexer key gradients");
   }
   return m;

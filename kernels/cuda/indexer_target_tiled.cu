@@ -70,7 +70,8 @@ __device__ void consume(const Args& a, Shared& s, std::int64_t row, std::int64_t
     float lse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      lse[half] = mine + 8 * half < end ? a.lse[head * a.see.keys + mine + 8 * half] * kLog2e : 0;
+      lse[half] =
+          mine + 8 * half < end ? a.lse[head * a.see.queries + mine + 8 * half] * kLog2e : 0;
     const int stage = head % kStages;
     mbarrier_wait(&s.full[stage], static_cast<std::uint32_t>(head / kStages % 2));
     const auto q = swizzled_descriptor<Major::k>(s.stages[stage].q) +
@@ -147,7 +148,8 @@ bool target_tiled_takes(const IndexerLoss& op) {
   return op.q.dtype() == DType::bf16 && op.q.dim(2) == kWidth && op.dn == kOwn &&
          can_map(op.q.data(), kWidth, DType::bf16) &&
          can_map(op.kvb.data(), op.kvb.dim(2), DType::bf16) &&
-         can_map(op.kr.data(), kWidth - kOwn, DType::bf16) && op.q.dim(0) < (std::int64_t{1} << 31);
+         can_map(op.kr.data(), kWidth - kOwn, DType::bf16) &&
+         op.kvb.dim(0) < (std::int64_t{1} << 31);
 }
 
 void target_tiled(const CudaContext& context,
@@ -157,17 +159,18 @@ void target_tiled(const CudaContext& context,
                   const SelectionWords& selection,
                   std::int64_t first,
                   std::int64_t rows) {
-  const std::int64_t heads = op.q.dim(1), n = op.q.dim(0), width = op.kvb.dim(2);
+  const std::int64_t heads = op.q.dim(1), keys = see.keys, width = op.kvb.dim(2);
   const auto rows_map = [&](const ConstTensorView& x, std::int64_t columns) {
-    return make_tensor_map(
-        x.data(),
-        DType::bf16,
-        {.sizes = {columns, heads, n}, .strides = {columns, heads * columns}, .box = {64, 1, 128}});
+    return make_tensor_map(x.data(),
+                           DType::bf16,
+                           {.sizes = {columns, heads, x.dim(0)},
+                            .strides = {columns, heads * columns},
+                            .box = {64, 1, 128}});
   };
   const CUtensorMap q = rows_map(op.q, kWidth), kvb = rows_map(op.kvb, width),
                     kr = make_tensor_map(op.kr.data(),
                                          DType::bf16,
-                                         {.sizes = {kWidth - kOwn, n},
+                                         {.sizes = {kWidth - kOwn, keys},
                                           .strides = {kWidth - kOwn},
                                           .box = {64, 128}});
   const Args args{target,
@@ -180,7 +183,7 @@ void target_tiled(const CudaContext& context,
                   rows};
   MOESAIC_CUDA_CALL(cudaFuncSetAttribute(
       target_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  const dim3 grid(static_cast<unsigned>((n + kKeys - 1) / kKeys),
+  const dim3 grid(static_cast<unsigned>((keys + kKeys - 1) / kKeys),
                   static_cast<unsigned>((rows + kRows - 1) / kRows));
   target_kernel<<<grid, kThreads, kSharedBytes, native_stream(context)>>>(q, kvb, kr, args);
   check_launch("kernel indexer target, tiled");

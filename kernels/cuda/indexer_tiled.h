@@ -39,7 +39,7 @@ void target_tiled(const CudaContext& context,
 bool gradients_tiled_takes(const IndexerLoss& op);
 /// Pieces that the queries of one call are cut into, each with its own sum of dki: with packed documents few keys are seen
 /// by a call's queries, and the pieces are what fills the device.
-std::int64_t gradient_chunks(std::int64_t queries);
+std::int64_t gradient_chunks(std::int64_t keys);
 
 /// dqi and dw of the queries [first, first + rows), and their share of dki: parts [gradient_chunks, keys, 128] f32 is
 /// written when `fresh`, else added to. `rows_at_a_time` is what all calls but the last one pass as `rows`. d_index [rows, keys] f32 is d loss / d score; it must be 0 where a query sees

@@ -91,8 +91,7 @@ struct AttentionBackward {
 void launch(CpuContext& context, const AttentionForward& op);
 void launch(CpuContext& context, const AttentionBackward& op);
 /// Kernels: "plain" takes anything; "tiled", on tensor cores, bf16 with dn = dv = 128, dr = 0 or 64 and scale > 0: there
-/// probabilities, their gradients and d_o are rounded to bf16 as operands; the backward with Tq = Tk. `path` of the op is not
-/// looked at.
+/// probabilities, their gradients and d_o are rounded to bf16 as operands. `path` of the op is not looked at.
 void launch(CudaContext& context, const AttentionForward& op);
 void launch(CudaContext& context, const AttentionBackward& op);
 

@@ -224,10 +224,13 @@ void unpin_pages(void* data) noexcept {
   MOESAIC_CUDA_TEARDOWN(cudaHostUnregister(data));
 }
 
-void* create_stream(Device device) {
+void* create_stream(Device device, bool high_priority) {
   use_device(device);
+  int lowest = 0, highest = 0;
+  MOESAIC_CUDA_CALL(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  MOESAIC_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  MOESAIC_CUDA_CALL(cudaStreamCreateWithPriority(
+      &stream, cudaStreamNonBlocking, high_priority ? highest : lowest));
   return stream;
 }
 void destroy_stream(void* stream) noexcept {

@@ -80,6 +80,7 @@ class BlockCopy {
   /// Lets `stream` wait for all uses so far (before it overwrites or reads changes).
   void wait_for_uses(Stream& stream) const;
   bool uses_are_over() const;
+  const std::vector<Event>& uses() const noexcept { return uses_; }
 
   Event ready;  ///< when what was loaded last may be used
 

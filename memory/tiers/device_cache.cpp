@@ -21,6 +21,11 @@ std::uint64_t section_begin(const RecordLayout& layout,
   return at;
 }
 
+// Whoever used the copy waited for it to be ready.
+std::vector<Event> uses_of(const BlockCopy& copy) {
+  return copy.uses().empty() ? std::vector<Event>{copy.ready} : copy.uses();
+}
+
 }  // namespace
 
 std::uint64_t DeviceCache::bytes_for(const RecordLayout& layout,
@@ -36,12 +41,10 @@ DeviceCache::DeviceCache(HomeTiers& homes,
       options_(options),
       policy_(std::move(policy)),
       memory_(
-          bytes_for(homes.layout(), options.range, options.slots), options.device, options.name),
-      in_(options.device, options.name + " loads", options.mode),
-      out_(options.device, options.name + " write-backs", options.mode) {
+          bytes_for(homes.layout(), options.range, options.slots), options.device, options.name) {
   for (Block b = 0; b < homes.blocks(); ++b)
     if (homes.lives_on_device(b))
-      slot_for_good_.emplace(b, static_cast<std::int64_t>(slot_for_good_.size()));
+      slot_for_good_.emplace(b, FreeSlot{static_cast<std::int64_t>(slot_for_good_.size()), {}});
   const auto here = static_cast<std::int64_t>(slot_for_good_.size());
   const std::int64_t passing = options_.slots - here;
   const bool all_stay = passing >= homes.blocks() - here;
@@ -52,19 +55,36 @@ DeviceCache::DeviceCache(HomeTiers& homes,
                             options_.slots,
                             here,
                             options_.transit));
+  MOESAIC_CHECK(options_.transit_beside >= 0 &&
+                    (!has_two_lanes() || options_.transit_beside < options_.transit),
+                "transit slots for both lanes");
   most_kept_ = passing - options_.transit;
   for (std::int64_t s = options_.slots; s-- > here;)
-    free_.push_back(s);
+    free_.push_back({s, {}});
+  const auto add_lane = [&](const std::string& suffix, std::int64_t slots) {
+    lanes_.push_back(
+        {.in = Stream(options_.device, options_.name + suffix + " loads", options_.mode),
+         .out = Stream(options_.device, options_.name + suffix + " write-backs", options_.mode),
+         .slots = slots});
+  };
+  add_lane("", options_.transit - options_.transit_beside);
+  if (has_two_lanes()) add_lane(" beside", options_.transit_beside);
 }
 
 DeviceCache::~DeviceCache() {
   // Work on the streams points into this memory and that of the homes.
   try {
-    in_.synchronize();
-    out_.synchronize();
+    for (LaneState& lane : lanes_) {
+      lane.in.synchronize();
+      lane.out.synchronize();
+    }
+    Stream& last = lanes_[0].out;
     for (const auto& [block, e] : entries_)
-      e.copy.wait_for_uses(out_);
-    out_.synchronize();
+      e.copy.wait_for_uses(last);
+    for (const FreeSlot& free : free_)
+      for (const Event& e : free.uses)
+        last.wait(e);
+    last.synchronize();
     homes_.poll();
   } catch (
       const std::exception&) {  // was thrown to the user before, or is lost with what it was about
@@ -95,46 +115,49 @@ void DeviceCache::begin_visit(const Visit& visit, std::span<const Block> blocks)
   policy_->begin_visit(visit, blocks);
 }
 
-void DeviceCache::copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up) {
+void DeviceCache::copy(
+    std::byte* to, const std::byte* from, std::uint64_t bytes, bool up, Lane lane) {
   const Shape shape{static_cast<std::int64_t>(bytes)};
   copy_tensor(TensorView(to, DType::u8, shape, up ? options_.device : kCpu),
               ConstTensorView(from, DType::u8, shape, up ? kCpu : options_.device),
-              up ? in_ : out_);
+              up ? at(lane).in : at(lane).out);
   (up ? counters_.bytes_up : counters_.bytes_down) += bytes;
 }
 
 // The states follow the order in which the host enqueues: whoever uses the copy waits for `ready`, so it counts as loaded.
-void DeviceCache::load(Block block, Entry& entry) {
+void DeviceCache::load(Block block, Entry& entry, Lane lane) {
   const SectionRange all{0, options_.range.count};
+  Stream& in = at(lane).in;
   const HomeTiers::Lease lease = homes_.lease(block, options_.range, HomeTiers::Contents::needed);
   for (const Event& e : lease.pending)  // perhaps a write-back of this very block
-    in_.wait(e);
+    in.wait(e);
   entry.copy.apply(all, CopyAction::begin_load);
   for (int s = options_.range.first; s < options_.range.end(); ++s) {
     const Section& section = homes_.layout().section(s);
-    copy(data(entry.slot, s), lease.image + section.offset, section.bytes, true);
+    copy(data(entry.slot, s), lease.image + section.offset, section.bytes, true, lane);
   }
   entry.copy.apply(all, CopyAction::finish_load);
   Event loaded(options_.device);
-  in_.record(loaded);
+  in.record(loaded);
   homes_.release(block, options_.range, std::nullopt, loaded);
 }
 
-void DeviceCache::write_back(Block block) {
+void DeviceCache::write_back(Block block, Lane lane) {
   const auto found = entries_.find(block);
   if (found == entries_.end() || found->second.lives_here) return;
   BlockCopy& c = found->second.copy;
   const SectionRange all{0, options_.range.count};
   if (!c.any(all, CopyState::dirty)) return;
+  Stream& out = at(lane).out;
   // The lease is of all sections: those that are not written must be there.
   const HomeTiers::Lease lease = homes_.lease(
       block,
       options_.range,
       c.all(all, CopyState::dirty) ? HomeTiers::Contents::replaced : HomeTiers::Contents::needed);
   for (const Event& e : lease.pending)
-    out_.wait(e);
-  out_.wait(c.ready);
-  c.wait_for_uses(out_);
+    out.wait(e);
+  out.wait(c.ready);
+  c.wait_for_uses(out);
   int first = options_.range.count, last = -1;
   for (int s = 0; s < options_.range.count; ++s) {
     if (c.state(s) != CopyState::dirty) continue;
@@ -145,69 +168,96 @@ void DeviceCache::write_back(Block block) {
     copy(lease.image + homes_.layout().section(section).offset,
          data(found->second.slot, section),
          homes_.layout().section(section).bytes,
-         false);
+         false,
+         lane);
     // In the order of the streams it is written: the copy is a use of the slot, and whoever changes the slot waits for uses.
     c.apply({s, 1}, CopyAction::finish_write);
   }
   c.pin(Access::read);
-  c.unpin(Access::read, out_);
+  c.unpin(Access::read, out);
   Event written(options_.device);
-  out_.record(written);
+  out.record(written);
   homes_.release(
       block, options_.range, SectionRange{options_.range.first + first, last - first + 1}, written);
   ++counters_.write_backs;
 }
 
-void DeviceCache::evict(Block block) {
-  write_back(block);
+void DeviceCache::evict(Block block, Lane lane) {
+  write_back(block, lane);
   const auto found = entries_.find(block);
   Entry& e = found->second;
   MOESAIC_CHECK(e.copy.may_go(), "what goes is written back and not in use");
-  e.copy.wait_for_uses(in_);
   e.copy.apply({0, options_.range.count}, CopyAction::drop);
+  std::vector<Event> uses = uses_of(e.copy);
   if (options_.poison) {
+    Stream& in = at(lane).in;
+    e.copy.wait_for_uses(in);
     for (int s = options_.range.first; s < options_.range.end(); ++s) {
       const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
-      fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in_);
+      fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in);
     }
+    uses.assign(1, Event(options_.device));
+    in.record(uses.front());
   }
-  forget(found);
+  forget(found, std::move(uses));
 }
 
-// Its slot is free.
-void DeviceCache::forget(std::map<Block, Entry>::iterator entry) {
+// Its slot is free, once `uses` are over.
+void DeviceCache::forget(std::map<Block, Entry>::iterator entry, std::vector<Event> uses) {
   const Entry& e = entry->second;
   if (e.kept) {
     policy_->removed(entry->first);
     --kept_;
   } else {
-    passing_.erase(e.number);
+    at(e.lane).passing.erase(e.number);
   }
-  if (!e.lives_here) free_.push_back(e.slot);
+  if (e.lives_here) {
+    slot_for_good_.at(entry->first).uses = std::move(uses);
+  } else {
+    free_.push_back({e.slot, std::move(uses)});
+  }
   entries_.erase(entry);
   ++counters_.drops;
 }
 
+std::optional<Block> DeviceCache::oldest_passing(const LaneState& lane) const {
+  for (const auto& [number, block] : lane.passing)
+    if (may_go(block)) return block;
+  return std::nullopt;
+}
+
 // Frees a slot for `block` where none is. Returns whether the block will be kept.
-bool DeviceCache::make_slot(Block block) {
-  const CachePolicy::MayGo may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-  bool keep = kept_ < most_kept_;
-  if (!keep && kept_ > 0) {
-    const Block out = policy_->victim(block, may_go);
-    keep = out != block;
-    if (keep) evict(out);
+bool DeviceCache::make_slot(Block block, Lane lane) {
+  LaneState& own = at(lane);
+  bool keep = false;
+  if (lane == Lane::main || !has_two_lanes()) {
+    keep = kept_ < most_kept_;
+    if (!keep && kept_ > 0) {
+      const Block out = policy_->victim(block, [this](Block b) { return may_go(b); });
+      keep = out != block;
+      if (keep) evict(out, lane);
+    }
+  } else if (static_cast<std::int64_t>(own.passing.size()) >= own.slots) {
+    // A free slot is perhaps one that the other lane is about to need.
+    if (const auto oldest = oldest_passing(own)) evict(*oldest, lane);
   }
   if (!free_.empty()) return keep;
-  // Those that only pass, the oldest first; then whatever the policy would give up.
-  auto oldest = entries_.end();
-  for (auto it = passing_.begin(); it != passing_.end() && oldest == entries_.end(); ++it)
-    if (may_go(it->second)) oldest = entries_.find(it->second);
-  if (oldest == entries_.end()) {
-    oldest = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) {
+  // Those that only pass, the oldest first, of whoever has more than its slots; then whatever the policy would give up.
+  std::optional<Block> oldest;
+  for (LaneState& other : lanes_) {
+    if (&other != &own && static_cast<std::int64_t>(other.passing.size()) > other.slots)
+      oldest = oldest_passing(other);
+  }
+  if (!oldest) oldest = oldest_passing(own);
+  for (LaneState& other : lanes_)
+    if (!oldest) oldest = oldest_passing(other);
+  if (!oldest) {
+    const auto any = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) {
       return !e.second.lives_here && may_go(e.first);
     });
+    if (any != entries_.end()) oldest = any->first;
   }
-  if (oldest == entries_.end()) {
+  if (!oldest) {
     throw ResourceError(
         fmt::format("all {} slots of '{}' ({} bytes each) are in use at once; raise "
                     "memory.device_budget",
@@ -215,51 +265,61 @@ bool DeviceCache::make_slot(Block block) {
                     options_.name,
                     homes_.layout().bytes(options_.range)));
   }
-  evict(oldest->first);
+  evict(*oldest, lane);
   return keep;
 }
 
-void DeviceCache::settle_for_good(Block block) {
+void DeviceCache::settle_for_good(Block block, Lane lane) {
+  const FreeSlot& place = slot_for_good_.at(block);
+  Stream& in = at(lane).in;
+  for (const Event& use : place.uses)
+    in.wait(use);
   Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
-          .slot = slot_for_good_.at(block),
+          .slot = place.slot,
           .lives_here = true,
-          .number = ++numbers_};
+          .number = ++numbers_,
+          .lane = lane};
   e.copy.apply({0, options_.range.count}, CopyAction::make);
-  in_.record(e.copy.ready);
+  in.record(e.copy.ready);
   entries_.emplace(block, std::move(e));
   ++counters_.loads;
 }
 
-void DeviceCache::bring(Block block, bool needs_load) {
+void DeviceCache::bring(Block block, bool needs_load, Lane lane) {
   if (slot_for_good_.count(block) > 0) {
     MOESAIC_CHECK(!needs_load,
                   fmt::format("block {} lives on the device and has no values yet", block));
-    return settle_for_good(block);
+    return settle_for_good(block, lane);
   }
-  const bool keep = make_slot(block);
+  const bool keep = make_slot(block, lane);
+  Stream& in = at(lane).in;
+  for (const Event& use : free_.back().uses)
+    in.wait(use);
   Entry e{.copy = BlockCopy(block, options_.range.count, options_.device, options_.range.first),
-          .slot = free_.back(),
+          .slot = free_.back().slot,
           .kept = keep,
-          .number = ++numbers_};
+          .number = ++numbers_,
+          .lane = lane};
   if (needs_load) {
-    load(block, e);  // what throws here leaves the slot free
+    load(block, e, lane);  // what throws here leaves the slot free
   } else {
     e.copy.apply({0, options_.range.count}, CopyAction::make);
   }
-  in_.record(e.copy.ready);
+  in.record(e.copy.ready);
   free_.pop_back();
   entries_.emplace(block, std::move(e));
   if (keep) {
     policy_->admitted(block);
     ++kept_;
   } else {
-    passing_.emplace(numbers_, block);
+    at(lane).passing.emplace(numbers_, block);
     ++counters_.passed;
   }
   ++counters_.loads;
 }
 
-std::int64_t DeviceCache::acquire(Block block, Access access, Stream& user, Contents contents) {
+std::int64_t DeviceCache::acquire(
+    Block block, Access access, Stream& user, Contents contents, Lane lane) {
   MOESAIC_CHECK(contents == Contents::loaded || access == Access::write,
                 "who replaces what is there writes");
   homes_.poll();
@@ -267,7 +327,7 @@ std::int64_t DeviceCache::acquire(Block block, Access access, Stream& user, Cont
   if (failed_use_ != block) policy_->use(block);
   failed_use_ = block;
   const bool hit = holds(block);
-  if (!hit) bring(block, contents == Contents::loaded);
+  if (!hit) bring(block, contents == Contents::loaded, lane);
   failed_use_.reset();
   Entry& e = entries_.at(block);
   e.copy.pin(access);
@@ -297,14 +357,11 @@ bool DeviceCache::prefetch(Block block, bool may_pass) {
     return false;
   }
   if (kept_ >= most_kept_ && free_.empty()) {
-    const auto may_go = [&](Block b) { return !entries_.at(b).copy.is_pinned(); };
-    const bool has_room =
-        may_pass && std::any_of(passing_.begin(), passing_.end(), [&](const auto& passing) {
-          return may_go(passing.second);
-        });
-    if (!has_room && (kept_ == 0 || policy_->victim(block, may_go) == block)) return false;
+    const bool has_room = may_pass && oldest_passing(at(Lane::main)).has_value();
+    const CachePolicy::MayGo goes = [this](Block b) { return may_go(b); };
+    if (!has_room && (kept_ == 0 || policy_->victim(block, goes) == block)) return false;
   }
-  bring(block, true);
+  bring(block, true, Lane::main);
   ++counters_.prefetches;
   return true;
 }
@@ -319,10 +376,9 @@ void DeviceCache::discard(Block block) {
   const auto found = entries_.find(block);
   if (found == entries_.end()) return;
   BlockCopy& copy = found->second.copy;
-  copy.wait_for_uses(in_);
   for (int s = 0; s < options_.range.count; ++s)
     if (copy.state(s) != CopyState::absent) copy.apply({s, 1}, CopyAction::discard);
-  forget(found);
+  forget(found, uses_of(copy));
 }
 
 void DeviceCache::discard() {

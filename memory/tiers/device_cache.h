@@ -33,12 +33,19 @@ class DeviceCache {
     std::int64_t slots = 0;
     std::int64_t transit =
         3;  ///< of these, slots for blocks that the policy does not keep: at least 1, unless all blocks have a slot
+    /// Of `transit`, those of Lane::beside; 0: both lanes share all of them. At least one is left to Lane::main.
+    std::int64_t transit_beside = 0;
     Device device = kCpu;
     Stream::Mode mode = Stream::Mode::worker;  ///< of the two streams
     bool poison = false;                       ///< tests: a slot holds NaNs between two blocks
   };
   /// A block to load, one in use, one to write back.
   static constexpr std::int64_t kMinSlots = 3;
+
+  /// Two users at a time, on streams of their own: each has slots to pass blocks through and streams for its copies, so that
+  /// neither waits for what the other has enqueued unless it is about the same block. What the policy keeps is chosen for
+  /// Lane::main; Lane::beside changes it where it is, and passes all other blocks through.
+  enum class Lane : std::uint8_t { main, beside };
 
   struct Counters {
     std::uint64_t uses = 0, hits = 0;    ///< calls of acquire(), and those that found the block
@@ -74,7 +81,8 @@ class DeviceCache {
   std::int64_t acquire(Block block,
                        Access access,
                        Stream& user,
-                       Contents contents = Contents::loaded);
+                       Contents contents = Contents::loaded,
+                       Lane lane = Lane::main);
   /// Ends a use whose work has been enqueued on `user`. `changed`: sections of the record that it writes (Access::write).
   void release(Block block,
                Access access,
@@ -92,7 +100,7 @@ class DeviceCache {
     return policy_->prefetch(visits, probability);
   }
   /// Starts writing changed sections back to their homes, so that the slot can go without delay.
-  void write_back(Block block);
+  void write_back(Block block, Lane lane = Lane::main);
   /// Writes everything back and waits until the homes have it (and the file, by HomeTiers::flush()).
   void flush();
   /// Gives up all copies, or that of a block, whatever they hold: the homes got other values, or nobody needs these any more.
@@ -109,8 +117,8 @@ class DeviceCache {
   std::int64_t resident() const noexcept { return static_cast<std::int64_t>(entries_.size()); }
   const Counters& counters() const noexcept { return counters_; }
   const Options& options() const noexcept { return options_; }
-  Stream& load_stream() noexcept { return in_; }
-  Stream& write_stream() noexcept { return out_; }
+  Stream& load_stream(Lane lane = Lane::main) noexcept { return at(lane).in; }
+  Stream& write_stream(Lane lane = Lane::main) noexcept { return at(lane).out; }
 
  private:
   struct Entry {
@@ -119,27 +127,43 @@ class DeviceCache {
     bool kept = false;
     bool lives_here = false;
     std::uint64_t number = 0;  ///< in the order of loads
+    Lane lane = Lane::main;    ///< whose slot it is while it passes
+  };
+  /// A slot and what has to be over before it gets another block.
+  struct FreeSlot {
+    std::int64_t slot = 0;
+    std::vector<Event> uses;
+  };
+  struct LaneState {
+    Stream in, out;
+    std::int64_t slots = 0;                  ///< to pass blocks through
+    std::map<std::uint64_t, Block> passing;  ///< copies that are not kept, by number
   };
 
-  void bring(Block block, bool load);
-  void settle_for_good(Block block);
-  bool make_slot(Block block);
-  void evict(Block block);
-  void forget(std::map<Block, Entry>::iterator entry);
-  void load(Block block, Entry& entry);
-  void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up);
+  LaneState& at(Lane lane) noexcept {
+    return lanes_[lane == Lane::main || !has_two_lanes() ? 0 : 1];
+  }
+  bool has_two_lanes() const noexcept { return options_.transit_beside > 0; }
+  void bring(Block block, bool load, Lane lane);
+  void settle_for_good(Block block, Lane lane);
+  bool make_slot(Block block, Lane lane);
+  std::optional<Block> oldest_passing(const LaneState& lane) const;
+  bool may_go(Block block) const { return !entries_.at(block).copy.is_pinned(); }
+  void evict(Block block, Lane lane);
+  void forget(std::map<Block, Entry>::iterator entry, std::vector<Event> uses);
+  void load(Block block, Entry& entry, Lane lane);
+  void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up, Lane lane);
   SectionRange in_entry(SectionRange of_record) const;
 
   HomeTiers& homes_;
   Options options_;
   std::unique_ptr<CachePolicy> policy_;
   Buffer memory_;
-  Stream in_, out_;
+  std::vector<LaneState> lanes_;
   std::map<Block, Entry> entries_;
-  std::vector<std::int64_t> free_;
-  std::map<Block, std::int64_t> slot_for_good_;  ///< of the blocks that live here
-  std::int64_t most_kept_ = 0, kept_ = 0;        ///< of the others, by the policy
-  std::map<std::uint64_t, Block> passing_;       ///< copies that are not kept, by number
+  std::vector<FreeSlot> free_;
+  std::map<Block, FreeSlot> slot_for_good_;  ///< of the blocks that live here
+  std::int64_t most_kept_ = 0, kept_ = 0;    ///< of the others, by the policy
   std::optional<Block> failed_use_;  ///< the policy was told of it, and the block could not be had
   std::uint64_t numbers_ = 0;
   Counters counters_;

@@ -119,6 +119,8 @@ bool ExpertExchange::may_take_passes() const noexcept {
 }
 
 ExchangePlan ExpertExchange::make_plan(Device device, const std::string& label) const {
+  // A dry run, which has no group, needs no device: `plan` works on machines without one.
+  if (impl_->group == nullptr) device = kCpu;
   auto plan = std::make_unique<ExchangePlan::Impl>(device, label);
   const auto bytes =
       static_cast<std::size_t>(impl_->counts_per_rank() * impl_->options.grid.ranks() * 4);

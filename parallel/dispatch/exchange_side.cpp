@@ -47,7 +47,8 @@ void ExpertExchange::set_side(Backend* side) {
   impl_->is_away = false;
   impl_->landings.clear();
   if (side == nullptr) return;
-  const Device device = stream_of(*side).device();
+  const Stream& stream = stream_of(*side);
+  const Device device = stream.mode() == Stream::Mode::dry ? kCpu : stream.device();
   impl_->departed.emplace(device);
   impl_->arrived.emplace(device);
   for (int i = 0; i < chunks(); ++i)

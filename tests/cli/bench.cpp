@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -98,6 +99,31 @@ TEST_CASE("cli: bench step shows every kind of op that ran") {
   output.clear();
   CHECK(run("bench step --steps 5000 " + config, output) == 2);
   CHECK(contains(output, "train.steps is 500"));
+}
+
+TEST_CASE(
+    "cli: bench step takes the memory that was planned, whatever is recomputed or offloaded") {
+  const std::string step = "bench step --steps 1 " MOESAIC_SOURCE_DIR
+                           "/configs/quickstart.yaml run.device=cpu train.global_batch_size=1 "
+                           "train.micro_batch_size=1 data.sequence_length=256 ";
+  std::map<std::string, double> planned;
+  for (const std::string keys : {"activations.recompute=full",
+                                 "activations.recompute=selective",
+                                 "activations.recompute=none",
+                                 "experts.offload=full parallel.order=vertical"}) {
+    CAPTURE(keys);
+    std::string output;
+    REQUIRE(run(step + "--json " + keys, output) == 0);
+    const auto json = nlohmann::json::parse(output);
+    planned[keys] = json["planned_bytes"].get<double>();
+    CHECK(json["counted_bytes"].get<double>() == Approx(planned[keys]).epsilon(0.01));
+  }
+  CHECK(planned["activations.recompute=full"] < planned["activations.recompute=selective"]);
+  CHECK(planned["activations.recompute=selective"] < planned["activations.recompute=none"]);
+  std::string output;
+  CHECK(run(step, output) == 0);
+  CHECK(contains(output, "memory           planned "));
+  CHECK(contains(output, " MiB; as buffers count "));
 }
 
 TEST_CASE("cli: bench cache-sim plays made-up and written logs alike, and bounds every policy") {

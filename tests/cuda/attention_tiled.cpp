@@ -9,6 +9,7 @@ namespace {
 
 using attention_test::distance;
 using attention_test::make_problem;
+using attention_test::piece_of;
 using attention_test::run_attention;
 using attention_test::select_random;
 
@@ -37,27 +38,27 @@ Values slice(const Values& v,
 void check_close(const char* what,
                  const Values& got,
                  const Values& want,
-                 const Problem& p,
+                 std::int64_t rows,
                  std::int64_t heads,
                  std::int64_t width,
                  double tolerance) {
   INFO(what);
   REQUIRE(got.size() == want.size());
   CHECK(distance(got, want) <= tolerance);
-  if (p.tk == 0) return;
+  if (rows == 0) return;
   for (std::int64_t h = 0; h < heads; ++h) {
-    CHECK(distance(slice(got, heads, width, h, 0, p.tk), slice(want, heads, width, h, 0, p.tk)) <=
+    CHECK(distance(slice(got, heads, width, h, 0, rows), slice(want, heads, width, h, 0, rows)) <=
           tolerance);
-    const std::int64_t last = std::max<std::int64_t>(0, p.tk - 64);
-    CHECK(distance(slice(got, heads, width, h, last, p.tk),
-                   slice(want, heads, width, h, last, p.tk)) <= tolerance);
+    const std::int64_t last = std::max<std::int64_t>(0, rows - 64);
+    CHECK(distance(slice(got, heads, width, h, last, rows),
+                   slice(want, heads, width, h, last, rows)) <= tolerance);
   }
 }
 void check_all(const Outputs& got, const Outputs& want, const Problem& p) {
-  check_close("o", got.o, want.o, p, p.heads, p.dv, kForward);
-  check_close("dq", got.dq, want.dq, p, p.heads, p.dn + p.dr, kBackward);
-  check_close("dkvb", got.dkvb, want.dkvb, p, p.heads, p.dn + p.dv, kBackward);
-  if (p.dr > 0) check_close("dkr", got.dkr, want.dkr, p, 1, p.dr, kBackward);
+  check_close("o", got.o, want.o, p.tq, p.heads, p.dv, kForward);
+  check_close("dq", got.dq, want.dq, p.tq, p.heads, p.dn + p.dr, kBackward);
+  check_close("dkvb", got.dkvb, want.dkvb, p.tk, p.heads, p.dn + p.dv, kBackward);
+  if (p.dr > 0) check_close("dkr", got.dkr, want.dkr, p.tk, 1, p.dr, kBackward);
   CHECK(distance(got.lse, want.lse) <= kLogSum);
   CHECK(distance(got.max_logit, want.max_logit) <= kLogSum);
 }
@@ -92,6 +93,75 @@ TEST_CASE("Attention on CUDA (tiled) agrees with f64 at tile tails packed and se
         if (k > 0) select_random(p, k);
         check_tiled(device, p, k != 20);
       }
+    }
+  }
+}
+
+TEST_CASE("Attention on CUDA (tiled): the last queries against all keys so far", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  DeviceAttention device;
+  for (const std::int64_t dr : {64, 0}) {
+    for (const std::int64_t k : {0, 20, 300}) {
+      Problem p = make_problem({130, 65, 0, 63, 1, 300}, 2, 128, dr, 128);
+      if (k > 0) select_random(p, k);
+      // Queries begin inside a document of several tiles, at borders of documents and of tiles, and leave documents of keys alone.
+      for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{100, 559},
+                                       {1, 130},
+                                       {129, 130},
+                                       {130, 195},
+                                       {150, 259},
+                                       {258, 259},
+                                       {323, 559},
+                                       {387, 559},
+                                       {400, 520},
+                                       {558, 559}}) {
+        INFO("queries " << begin << " to " << end << ", dr " << dr << ", k " << k);
+        check_tiled(device, piece_of(p, begin, end), k != 20);
+      }
+    }
+  }
+}
+
+TEST_CASE("Attention on CUDA (tiled): a document that begins before the queries keeps its bits",
+          "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  DeviceAttention device;
+  constexpr std::int64_t kBefore = 33, kLength = 330, kAfter = 50;
+  for (const std::int64_t begin : {1, 64, 200}) {
+    for (const std::int64_t k : {0, 40}) {
+      INFO("queries from " << begin << ", k " << k);
+      Problem alone = make_problem({kLength}, 2, 128, 64, 128);
+      Problem pack = make_problem({kBefore, kLength, kAfter}, 2, 128, 64, 128, 1234);
+      if (k > 0) select_random(alone, k);
+      if (k > 0) select_random(pack, k);
+      // What is not the document's must not reach it.
+      const auto put = [&](Values& to, const Values& from) {
+        std::fill(to.begin(), to.end(), std::numeric_limits<double>::quiet_NaN());
+        const auto width = static_cast<std::int64_t>(from.size()) / kLength;
+        std::copy(from.begin(), from.end(), to.begin() + kBefore * width);
+      };
+      put(pack.q, alone.q);
+      put(pack.kvb, alone.kvb);
+      put(pack.kr, alone.kr);
+      put(pack.d_o, alone.d_o);
+      for (std::int64_t i = 0; i < kLength * k; ++i) {
+        const auto s = alone.selected[static_cast<std::size_t>(i)];
+        pack.selected[static_cast<std::size_t>(kBefore * k + i)] =
+            s < 0 ? s : s + static_cast<std::int32_t>(kBefore);
+      }
+      const AttentionRun how{.compute = DType::bf16};
+      const Outputs a = device.run(piece_of(alone, begin, kLength), how),
+                    b = device.run(piece_of(pack, kBefore + begin, kBefore + kLength + kAfter),
+                                   how);
+      CHECK(device.ran() == "tiled, tiled");
+      const auto same = [](const Values& packed, const Values& separate, std::size_t from) {
+        return std::memcmp(
+                   packed.data() + from, separate.data(), separate.size() * sizeof(double)) == 0;
+      };
+      CHECK(same(b.o, a.o, 0));
+      CHECK(same(b.dq, a.dq, 0));
+      CHECK(same(b.dkvb, a.dkvb, kBefore * 2 * 256));
+      CHECK(same(b.dkr, a.dkr, kBefore * 64));
     }
   }
 }
@@ -134,6 +204,8 @@ TEST_CASE("Attention on CUDA (tiled) agrees with the plain kernels over 8192 tok
     const AttentionRun automatic{.compute = DType::bf16},
         plain{.compute = DType::bf16, .path = KernelPath::plain};
     check_all(device.run(p, automatic), device.run(p, plain), p);
+    const Problem piece = piece_of(p, 4109, 8192);
+    check_all(device.run(piece, automatic), device.run(piece, plain), piece);
   }
 }
 
@@ -141,10 +213,12 @@ TEST_CASE("Attention on CUDA (tiled) agrees with the plain kernels over 8192 tok
 TEST_CASE("Attention on CUDA (tiled): the same bits over many runs", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   DeviceAttention device;
-  for (const std::int64_t k : {0, 100}) {
-    INFO("k " << k);
+  for (const auto& [k, begin] :
+       {std::pair<std::int64_t, std::int64_t>{0, 0}, {100, 0}, {0, 1001}, {100, 1001}}) {
+    INFO("k " << k << ", queries from " << begin);
     Problem p = make_problem({700, 0, 1091, 300}, 8, 128, 64, 128);
     if (k > 0) select_random(p, k);
+    if (begin > 0) p = piece_of(p, begin, p.tk);
     const auto ops = device.prepare(p, {.compute = DType::bf16});
     const auto results = [&] {
       run(device.backend(), ops.forward);
@@ -238,10 +312,10 @@ TensorView fast_normal(DeviceAttention& device, Shape shape, DType dtype, std::u
 }
 
 template <class Op>
-double median_ms(DeviceAttention& device, const Op& op) {
-  constexpr int kSamples = 30, kPerSample = 3;
+double median_ms(DeviceAttention& device, const Op& op, int samples = 30) {
+  constexpr int kPerSample = 3;
   std::vector<double> ms;
-  for (int i = -2; i < kSamples; ++i) {
+  for (int i = -2; i < samples; ++i) {
     device.stream().synchronize();
     const auto start = std::chrono::steady_clock::now();
     for (int j = 0; j < kPerSample; ++j)
@@ -250,8 +324,9 @@ double median_ms(DeviceAttention& device, const Op& op) {
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     if (i >= 0) ms.push_back(took.count() / kPerSample);
   }
-  std::nth_element(ms.begin(), ms.begin() + kSamples / 2, ms.end());
-  return ms[kSamples / 2];
+  const auto middle = ms.begin() + samples / 2;
+  std::nth_element(ms.begin(), middle, ms.end());
+  return *middle;
 }
 
 }  // namespace
@@ -309,6 +384,50 @@ TEST_CASE("Speed of attention on CUDA at 8192 tokens and 32 heads", "[.bench]") 
       CHECK(device.ran().find("plain") == std::string::npos);
       device.forget();
     }
+  }
+}
+
+TEST_CASE("Speed of attention's backward on CUDA: 8192 queries against 16384 keys", "[.bench]") {
+  MOESAIC_NEEDS_CUDA();
+  constexpr std::int64_t kQueries = 8192, kKeys = 16384, kHeads = 16, kShared = 64;
+  DeviceAttention device(std::size_t{4} << 30);
+  const AttentionForward f{
+      .o = device.poisoned({kQueries, kHeads, 128}, DType::f32),
+      .lse = device.poisoned({kHeads, kQueries}, DType::f32),
+      .max_logit = device.poisoned({kHeads}, DType::f32),
+      .q = fast_normal(device, {kQueries, kHeads, 128 + kShared}, DType::bf16, 1),
+      .kvb = fast_normal(device, {kKeys, kHeads, 256}, DType::bf16, 2),
+      .kr = fast_normal(device, {kKeys, kShared}, DType::bf16, 3),
+      .cu_seqlens = device.upload(Ints{0, kKeys}, {2}),
+      .selected = {},
+      .scale = 0.07,
+      .accumulate_max = false};
+  const AttentionBackward b{.dq = device.poisoned(f.q.shape(), DType::bf16),
+                            .dkvb = device.poisoned(f.kvb.shape(), DType::bf16),
+                            .dkr = device.poisoned(f.kr.shape(), DType::bf16),
+                            .d_o = fast_normal(device, f.o.shape(), DType::f32, 4),
+                            .o = f.o,
+                            .lse = f.lse,
+                            .q = f.q,
+                            .kvb = f.kvb,
+                            .kr = f.kr,
+                            .cu_seqlens = f.cu_seqlens,
+                            .selected = {},
+                            .scale = f.scale};
+  run(device.backend(), f);
+  const double pairs = kQueries * (kKeys - kQueries / 2.0),
+               flops = 5 * pairs * kHeads * static_cast<double>(256 + kShared);
+  for (const KernelPath path : {KernelPath::automatic, KernelPath::plain}) {
+    device.context().path = path;
+    const double ms = median_ms(device, b, path == KernelPath::plain ? 3 : 30);
+    std::printf("attention backward %ld of %ld x %ld, 128 + %ld, 128, %s: %.2f ms, %.0f TFLOP/s\n",
+                static_cast<long>(kQueries),
+                static_cast<long>(kKeys),
+                static_cast<long>(kHeads),
+                static_cast<long>(kShared),
+                path == KernelPath::plain ? "plain" : "tiled",
+                ms,
+                flops / ms * 1e-9);
   }
 }
 

@@ -50,13 +50,14 @@ void fill_integers(TensorView view, std::uint64_t key, int range) {
 void fill_selection(const Twin& selected, std::int64_t keys, std::uint64_t key) {
   const std::int64_t rows = selected.initial.view().dim(0), k = selected.initial.view().dim(1);
   for (std::int64_t t = 0; t < rows; ++t) {
+    const std::int64_t position = keys - rows + t;
     std::vector<std::int32_t> list;
     for (std::int64_t i = 0; i < k; ++i) {
       const double u = std::abs(standard_normal(key, static_cast<std::uint64_t>(t * k + i)));
-      list.push_back(static_cast<std::int32_t>(
-          std::max<std::int64_t>(0, t + 2 - std::llround(u * 0.5 * static_cast<double>(keys)))));
+      list.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(
+          0, position + 2 - std::llround(u * 0.5 * static_cast<double>(keys)))));
     }
-    list.push_back(static_cast<std::int32_t>(t));
+    list.push_back(static_cast<std::int32_t>(position));
     for (auto& s : list)
       s = std::min(s, static_cast<std::int32_t>(keys - 1));
     std::sort(list.begin(), list.end());
@@ -351,6 +352,38 @@ TEST_CASE("indexer ops at the size of a large model", "[cuda]") {
                  part);
     }
   }
+}
+
+TEST_CASE("indexer loss of the last queries on CUDA's tensor cores matches the CPU", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  BothBackends both(std::size_t{512} << 20, std::size_t{512} << 20);
+  struct Observer : PathObserver {
+    std::string last;
+    void ran(const char* op, const char* path) override {
+      if (std::string(op) == IndexerLoss::kName) last = path;
+    }
+  } observer;
+  std::get<CudaContext>(both.cuda.backend()).paths = &observer;
+  // Queries that begin inside a document, at its border, at that of a tile, and one alone; all of them, or a part.
+  for (const std::int64_t queries : {800 - 130, 100, 672, 1, 333}) {
+    const Sizes s{{700, 0, 100}, 64, 128, 256, queries};
+    const Attention a{2, 128, 64, 128};
+    for (const bool selection : {false, true})
+      check_loss(both, s, a, DType::bf16, DType::f32, selection, true, 6e-3);
+    const std::pair part{queries / 3, queries - queries / 4};
+    check_loss(both, s, a, DType::bf16, DType::bf16, true, true, 6e-3, part);
+    CHECK(observer.last == "tiled");
+  }
+  // Several blocks of queries, documents across their borders.
+  const std::vector<std::int32_t> short_ones(60, 100);
+  check_loss(both,
+             {short_ones, 64, 128, 128, 5650},
+             {1, 128, 64, 128},
+             DType::bf16,
+             DType::f32,
+             false,
+             true,
+             6e-3);
 }
 
 TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]") {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "memory/tiers/cache_simulation.h"
@@ -231,6 +232,56 @@ TEST_CASE(
       CHECK(calm.hits == static_cast<std::uint64_t>(simulate(log, *lru, {.slots = 7}).hits));
     }
   }
+}
+
+TEST_CASE("tiers: who works beside the main user waits for no slot and no copy of his") {
+  const TemporaryFolder folder("tiers_lanes");
+  HomeTiers homes(layout(), home_options(folder.path(), 24, 0, 2));
+  fill_homes(homes);
+  using Lane = DeviceCache::Lane;
+  DeviceCache cache(
+      homes,
+      {.range = {0, 1}, .slots = 8, .transit = 6, .transit_beside = 2, .poison = true},
+      make_lru_policy());
+  Stream forward(kCpu, "forward"), update(kCpu, "update");
+  std::promise<void> gate;
+  forward.enqueue([open = gate.get_future().share()] { open.wait(); });
+  std::atomic<int> wrong{0};
+  const auto read = [&](Block b, Lane lane, Stream& user, std::uint64_t version) {
+    const std::byte* at =
+        cache.data(cache.acquire(b, Access::read, user, DeviceCache::Contents::loaded, lane), 0);
+    user.enqueue([=, &wrong] { wrong += moesaic::test::holds(at, b, 0, version) ? 0 : 1; });
+    cache.release(b, Access::read, user);
+  };
+  // More blocks than the main user has slots, all waiting for the gate, and loads behind them.
+  for (Block b = 0; b < 12; ++b)
+    read(b, Lane::main, forward, 0);
+  for (Block b = 12; b < 24; ++b) {
+    std::byte* at = cache.data(
+        cache.acquire(b, Access::write, update, DeviceCache::Contents::loaded, Lane::beside), 0);
+    update.enqueue([=, &wrong] {
+      wrong += moesaic::test::holds(at, b, 0, 0) ? 0 : 1;
+      put(at, b, 0, 1);
+    });
+    cache.release(b, Access::write, update, SectionRange{0, 1});
+    cache.write_back(b, Lane::beside);
+    CHECK(!cache.keeps(b));  // what stays is chosen for the main user
+  }
+  Event over(kCpu);
+  update.record(over);
+  for (int i = 0; i < 1000 && !over.reached(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(over.reached());
+  // The main user sees what was changed, wherever it is.
+  for (Block b = 12; b < 24; ++b)
+    read(b, Lane::main, forward, 1);
+  gate.set_value();
+  forward.synchronize();
+  CHECK(wrong == 0);
+  CHECK_THROWS_AS(DeviceCache(homes,
+                              {.range = {0, 1}, .slots = 4, .transit = 2, .transit_beside = 2},
+                              make_lru_policy()),
+                  InternalError);
 }
 
 TEST_CASE(

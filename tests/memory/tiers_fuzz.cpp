@@ -11,7 +11,8 @@ namespace {
 
 int fuzz_failures = 0;
 
-// Random uses, prefetches, write-backs and evictions by two caches over the same homes, on three streams.
+// Random uses, prefetches, write-backs, discards and evictions by two caches over the same homes, in two lanes, on three
+// streams.
 void fuzz(std::uint64_t seed, IoKind kind) {
   INFO("seed " << seed);
   const std::uint64_t key = mix64(seed + 17);
@@ -37,10 +38,14 @@ void fuzz(std::uint64_t seed, IoKind kind) {
     std::vector<std::unique_ptr<DeviceCache>> caches;
     for (const SectionRange range : {SectionRange{0, 1}, SectionRange{1, 3}}) {
       const std::int64_t slots = 3 + below(8);
+      const std::int64_t transit = 1 + below(slots);
       caches.push_back(std::make_unique<DeviceCache>(
           homes,
-          DeviceCache::Options{
-              .range = range, .slots = slots, .transit = 1 + below(slots), .poison = true},
+          DeviceCache::Options{.range = range,
+                               .slots = slots,
+                               .transit = transit,
+                               .transit_beside = seed % 2 == 0 ? 0 : below(transit),
+                               .poison = true},
           policy_of(static_cast<int>(seed % 3), seed)));
     }
     const auto delay = [&](Stream& stream) {
@@ -52,15 +57,16 @@ void fuzz(std::uint64_t seed, IoKind kind) {
       const bool states = chance() < 0.5;
       DeviceCache& cache = *caches[states ? 1 : 0];
       const SectionRange range = states ? SectionRange{1, 3} : SectionRange{0, 1};
-      delay(cache.load_stream());
-      delay(cache.write_stream());
+      const auto lane = chance() < 0.5 ? DeviceCache::Lane::main : DeviceCache::Lane::beside;
+      delay(cache.load_stream(lane));
+      delay(cache.write_stream(lane));
       Stream& user = users[static_cast<std::size_t>(below(3))];
       const Block b = below(kBlocks);
       const double what = chance();
       if (what < 0.15) {
         persist([&] { return cache.prefetch(b); }, &failures);
       } else if (what < 0.25) {
-        persist([&] { cache.write_back(b); }, &failures);
+        persist([&] { cache.write_back(b, lane); }, &failures);
       } else if (what < 0.27) {
         persist([&] { cache.flush(); }, &failures);
       } else {
@@ -77,7 +83,8 @@ void fuzz(std::uint64_t seed, IoKind kind) {
                     u,
                     writes ? Access::write : Access::read,
                     user,
-                    replaces ? DeviceCache::Contents::replaced : DeviceCache::Contents::loaded);
+                    replaces ? DeviceCache::Contents::replaced : DeviceCache::Contents::loaded,
+                    lane);
               },
               &failures));
         delay(user);

@@ -63,6 +63,10 @@ TEST_CASE("recomputed activations give the bits of saved ones") {
     CHECK(part.slot_bytes > full.slot_bytes);
     CHECK(part.slot_bytes < reference().slot_bytes);
   }
+  const StepResult but = run_step({.policy = {.all = true, .kept = {"cur.mid"}}, .poisoned = true});
+  require_same(but, reference());
+  CHECK(but.slot_bytes > full.slot_bytes);
+  CHECK(but.replays < full.replays);
 }
 
 TEST_CASE("selective recomputation keeps the bits, and replays no product") {

@@ -129,6 +129,46 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a stage of backward gives back what it replayed, unless weight gradients wait") {
+  for (const auto mode : {WeightGradients::Mode::at_once, WeightGradients::Mode::deferred}) {
+    const bool waits = mode == WeightGradients::Mode::deferred;
+    CAPTURE(waits);
+    Fixture f;
+    f.weight_gradients = WeightGradients(mode);
+    Chain chain;
+    chain.spec.plan({.all = true});
+    Buffer slot(chain.spec.slot_bytes(), kCpu, "slot"), x(4 * 8, kCpu, "x");
+    std::fill_n(x.view({4}, DType::f64).as<double>(), 4, 1.5);
+    Tape tape(chain.spec, slot.view({static_cast<std::int64_t>(slot.bytes())}, DType::u8));
+    tape.bind(chain.x, x.view({4}, DType::f64));
+    tape.forward(f.context);
+    f.transient.poison();
+    tape.backward(f.context, [&] {
+      const int before = chain.runs;
+      CHECK(tape.in(chain.y).as<double>()[0] == 3.0);
+      const std::byte* freed = nullptr;
+      {
+        const Tape::Stage stage(tape);
+        CHECK(tape.in(chain.z).as<double>()[0] == 9.0);
+        CHECK(chain.runs == before + 2);
+        freed = tape.in(chain.z).data();
+      }
+      f.transient.poison();
+      CHECK(tape.in(chain.y).as<double>()[0] == 3.0);
+      CHECK(chain.runs == before + 2);
+      const bool is_reused = tape.temp({4}, DType::f64, "next").data() == freed;
+      CHECK(is_reused == !waits);
+      CHECK(tape.in(chain.z).as<double>()[0] == 9.0);
+      CHECK(chain.runs == before + (waits ? 2 : 3));
+      {
+        const Tape::Scope scope(tape);
+        CHECK_THROWS_AS(Tape::Stage(tape), InternalError);
+      }
+    });
+    f.weight_gradients.flush(f.owner.backend());
+  }
+}
+
 TEST_CASE("a plan saves what no pattern names and what is pinned or chosen") {
   Chain chain;
   chain.spec.plan({.all = false, .patterns = {"z", "out"}});
@@ -170,6 +210,10 @@ TEST_CASE("what backward does not read is saved where a replay needs it, as near
   CHECK(saved({.patterns = {"a", "b"}}) == "c");
   CHECK(saved({.cheap = true, .patterns = {"b"}}).empty());
   CHECK(saved({.all = true}).empty());
+  CHECK(saved({.all = true, .kept = {"c"}}) == "c");
+  CHECK(saved({.all = true, .kept = {"a", "b"}}) == "b");
+  CHECK(saved({.cheap = true, .kept = {"c"}}) == "c");
+  CHECK(saved({.patterns = {"*"}, .kept = {"c"}}) == "c");
 }
 
 TEST_CASE("a pattern that names a choice is refused with its name") {

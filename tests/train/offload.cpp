@@ -288,12 +288,27 @@ void check_phases(bool weights) {
       "train.phases=[{until: 2, freeze: ['*.experts.*']}, {until: 3, lr_scale: [{pattern: "
       "'*.w1.weight', scale: 0.5}]}, "
       "{until: 4, freeze: ['*.w3.weight']}, {until: 20}]",
-      "optimizer.ema_decay=0.9",
-      "optimizer.untouched=skip"};
-  for (const double on_device : {0.0, 0.6}) {
-    check_same(job(overrides, 1, 5, Offload{.weights = weights, .on_device = on_device}),
-               job(overrides, 1, 5, {}));
+      "optimizer.ema_decay=0.9"};
+  for (const Overrides& more : {Overrides{}, Overrides{"optimizer.untouched=skip"}}) {
+    const Job expected = job(with(overrides, more), 1, 5, {});
+    for (const double on_device : {0.0, 0.6}) {
+      check_same(
+          job(with(overrides, more), 1, 5, Offload{.weights = weights, .on_device = on_device}),
+          expected);
+    }
   }
+}
+
+// Whatever comes between two steps meets experts that were updated.
+void check_between(const Offload& offload) {
+  const config::Config config = hybrid_config({"optimizer.ema_decay=0.9"});
+  Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, offload), plain(config);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(same_numbers(run.step(), plain.step()));
+    if (i % 2 == 0) CHECK(run.trainer->evaluate().loss == plain.trainer->evaluate().loss);
+    if (i > 1) CHECK(differences(run.snapshot(), plain.snapshot()).empty());
+  }
+  CHECK(differences(run.weights_of_kernels(), plain.weights_of_kernels()).empty());
 }
 
 }  // namespace
@@ -324,6 +339,12 @@ TEST_CASE("offloaded experts: slices of experts with Muon") {
 
 TEST_CASE("offloaded experts change no bit of training") {
   check_combinations(true, 14);
+}
+
+TEST_CASE("offloaded experts: evaluation and checkpoints between the steps") {
+  for (const TierPolicy policy : {TierPolicy::sched, TierPolicy::random})
+    check_between({.weights = true, .on_device = 0.3, .in_file = 0.3, .policy = policy});
+  check_between({.weights = false});
 }
 
 TEST_CASE("offloaded experts: a bad gradient of one leaves all of them alone") {

@@ -73,4 +73,55 @@ TEST_CASE("a stage's visits follow its actions, chunk by chunk") {
   }
 }
 
+TEST_CASE("updates beside the next forward stay ahead of it and end before the first backward") {
+  using tiers::step_visits;
+  const auto visit = [](std::int32_t layer, VisitKind kind) { return Visit{layer, kind, 0}; };
+  constexpr auto kForward = VisitKind::forward, kBackward = VisitKind::backward,
+                 kUpdate = VisitKind::update;
+  const auto beside = [](std::int32_t layers) {
+    return with_updates_beside(
+        step_visits(layers, 1, tiers::VisitOrder::horizontal, tiers::Updates::dense));
+  };
+  CHECK(beside(1) ==
+        std::vector<Visit>{visit(0, kForward), visit(0, kBackward), visit(0, kUpdate)});
+  CHECK(beside(5) == std::vector<Visit>{visit(0, kForward),
+                                        visit(1, kUpdate),
+                                        visit(2, kUpdate),
+                                        visit(1, kForward),
+                                        visit(3, kUpdate),
+                                        visit(2, kForward),
+                                        visit(4, kUpdate),
+                                        visit(3, kForward),
+                                        visit(4, kForward),
+                                        visit(4, kBackward),
+                                        visit(3, kBackward),
+                                        visit(2, kBackward),
+                                        visit(1, kBackward),
+                                        visit(0, kBackward),
+                                        visit(0, kUpdate)});
+  // Any schedule: every layer has one update, before its first forward but for what the end of the step does.
+  const pipeline::Schedule schedule = pipeline::make_schedule(
+      pipeline::Kind::zero_bubble, {.stages = 2, .chunks = 2, .micro_batches = 4});
+  for (int stage = 0; stage < 2; ++stage) {
+    const std::vector<Visit> plain = pipeline_visits(schedule, stage, {2, 3, 3, 1});
+    const std::vector<Visit> moved = with_updates_beside(plain);
+    CHECK(moved.size() == plain.size());
+    std::map<std::int32_t, int> updates;
+    bool has_backward = false;
+    for (std::size_t i = 0; i < moved.size(); ++i) {
+      const Visit& v = moved[i];
+      if (v.kind == kUpdate) {
+        ++updates[v.layer];
+        CHECK((!has_backward || i + 1 == moved.size()));
+        continue;
+      }
+      has_backward = has_backward || v.kind == kBackward;
+      if (v.layer > 0) CHECK(updates[v.layer] == 1);
+    }
+    for (const auto& [layer, count] : updates)
+      CHECK(count == 1);
+    CHECK(moved.back() == visit(0, kUpdate));
+  }
+}
+
 }  // namespace moesaic::test

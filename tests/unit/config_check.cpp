@@ -174,6 +174,8 @@ TEST_CASE("config: data, schedule, phases") {
   CHECK(contains(report({"parallel.dp=3"}),
                  "4 is not divisible by micro_batch_size * parallel.dp (3). Nearest valid: 3, 6"));
   CHECK(contains(report({"activations.recompute=[full, a]"}), "'full' stands alone"));
+  CHECK(contains(report({"activations.recompute=['!a']"}), "write them behind full"));
+  CHECK(!contains(report({"activations.recompute=[full, '!a']"}), "activations.recompute"));
 }
 
 TEST_CASE("config: sums in any order need a run that may differ from the next") {

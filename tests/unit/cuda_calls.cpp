@@ -146,6 +146,44 @@ TEST_CASE("every kernel with shared memory is among those that the race checker 
   CHECK(kernels > 40);
 }
 
+// A pattern that fits no test any more runs nothing, and passes.
+TEST_CASE("the tests that the GPU scripts name exist") {
+  const fs::path root = MOESAIC_SOURCE_DIR;
+  std::string sources;
+  for (const auto& entry : fs::directory_iterator(root / "tests/cuda"))
+    if (entry.path().extension() == ".cpp") sources += read(entry.path());
+  std::vector<std::string> tests;
+  static const std::regex test_case(R"re(TEST_CASE\(\s*"((?:[^"\\]|\\.)*)"((?:\s*"[^"]*")*))re");
+  static const std::regex more(R"re("([^"]*)")re");
+  for (std::sregex_iterator it(sources.begin(), sources.end(), test_case), end; it != end; ++it) {
+    std::string name = (*it)[1];
+    const std::string rest = (*it)[2];
+    for (std::sregex_iterator part(rest.begin(), rest.end(), more); part != end; ++part)
+      name += (*part)[1];
+    tests.push_back(name);
+  }
+  CHECK(tests.size() > 100);
+  int patterns = 0;
+  static const std::regex filter(R"re(test_cuda"? '([^']*)')re"), one(R"re([^,]+)re");
+  for (const char* file : {"scripts/gpu_sanitize.sh", "scripts/gpu_check.sh"}) {
+    const std::string script = read(root / file);
+    for (std::sregex_iterator it(script.begin(), script.end(), filter), end; it != end; ++it) {
+      const std::string filters = (*it)[1];
+      for (std::sregex_iterator at(filters.begin(), filters.end(), one); at != end; ++at) {
+        std::string pattern = at->str();
+        if (pattern.find('[') != std::string::npos || pattern[0] == '~') continue;  // tags
+        ++patterns;
+        INFO(file << ": '" << pattern << "' names no test of tests/cuda");
+        if (pattern.back() == '*') pattern.pop_back();
+        CHECK(std::any_of(tests.begin(), tests.end(), [&](const std::string& name) {
+          return name.starts_with(pattern);
+        }));
+      }
+    }
+  }
+  CHECK(patterns > 10);
+}
+
 TEST_CASE("an unchecked CUDA call or launch is found") {
   const auto count = [](const std::string& text) {
     return problems_of("kernels/cuda/x.cu", text).size();

@@ -125,17 +125,22 @@ std::vector<std::int64_t> selection(const std::vector<std::int64_t>& cu, std::in
 struct AttentionSize {
   std::vector<std::int64_t> cu;
   std::int64_t heads = 2, shared = kShared, selected = 0;
-  double logits = 1;  ///< scale of the queries: large ones give nearly one-hot probabilities
+  std::int64_t queries = 0;  ///< the last so many tokens; 0 = all
+  double logits = 1;         ///< scale of the queries: large ones give nearly one-hot probabilities
 };
 
 void attention(CaseBuilder& b, const AttentionSize& s) {
-  const std::int64_t tokens = s.cu.back();
+  const std::int64_t tokens = s.cu.back(), queries = s.queries > 0 ? s.queries : tokens;
   b.ints("in.cu", {static_cast<std::int64_t>(s.cu.size())}, s.cu);
-  b.normal("in.q", {tokens, s.heads, kOwn + s.shared}, s.logits);
+  b.normal("in.q", {queries, s.heads, kOwn + s.shared}, s.logits);
   b.normal("in.kvb", {tokens, s.heads, kOwn + kValue});
   if (s.shared > 0) b.normal("in.kr", {tokens, s.shared});
-  if (s.selected > 0) b.ints("in.selected", {tokens, s.selected}, selection(s.cu, s.selected));
-  b.normal("cot.o", {tokens, s.heads, kValue});
+  if (s.selected > 0) {
+    auto selected = selection(s.cu, s.selected);
+    selected.erase(selected.begin(), selected.begin() + (tokens - queries) * s.selected);
+    b.ints("in.selected", {queries, s.selected}, selected);
+  }
+  b.normal("cot.o", {queries, s.heads, kValue});
   // Nearly one-hot probabilities leave little of <do, v> - <do, o>, of whose terms o has rounded factors.
   b.accuracy(std::max<std::int64_t>(tokens, 192), s.logits > 1 ? 64 : 4);
   b.expect_path("attention_forward", "tiled");
@@ -211,6 +216,8 @@ void add_attention_cases(LargeCases& cases) {
   add("large_selected", {.cu = {0, 260}, .selected = 48});
   add("large_selected_packed", {.cu = {0, 100, 100, 163, 299}, .heads = 3, .selected = 33});
   add("large_no_shared_part", {.cu = {0, 65, 194}, .shared = 0});
+  add("large_last_queries", {.cu = {0, 70, 301}, .queries = 170});
+  add("large_last_queries_selected", {.cu = {0, 70, 301}, .selected = 33, .queries = 170});
   add("large_sharp", {.cu = {0, 160}, .logits = 6});
 
   const auto add_sparse = [&](const std::string& name, const SparseMlaSize& size) {

@@ -20,3 +20,10 @@ close() { # what, file, file, relative difference
   awk -v a="$(loss "$2")" -v b="$(loss "$3")" -v t="$4" -v w="$1" \
     'BEGIN { d = a > b ? a - b : b - a; print w ":", a, "and", b; exit !(a > 0 && d <= t * b) }' || fail "$1: losses differ"
 }
+# selftest RANKS ARGUMENT…: the table is in table.txt. Ranks that wait for each other say where, and end.
+selftest() {
+  n=$1
+  shift
+  timeout -k 5 150 "$mpirun" -np "$n" --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml run.device=cuda \
+    comm.watchdog_s=60 comm.first_step_s=60 "model.mtp={num_nextn_predict_layers: 1}" "$@" > table.txt 2>&1
+}

@@ -6,13 +6,6 @@ set -eu
 . "${0%/*}/functions.sh"
 . "${0%/*}/cuda_runs.sh"
 enter_cuda "$1" "$2" "$3"
-# selftest RANKS ARGUMENT…: the table is in table.txt. Ranks that wait for each other say where, and end.
-selftest() {
-  n=$1
-  shift
-  timeout -k 5 150 "$mpirun" -np "$n" --oversubscribe --bind-to none "$moesaic" selftest layouts tiny.yaml run.device=cuda \
-    comm.watchdog_s=60 comm.first_step_s=60 "model.mtp={num_nextn_predict_layers: 1}" "$@" > table.txt 2>&1
-}
 # agree RANKS WHERE ARGUMENT…: all layouts agree, on what WHERE says.
 agree() {
   n=$1 where=$2
