@@ -86,6 +86,13 @@ const std::vector<Layout> kLayouts{
     {2, {"parallel.ep=2", "dispatch.overlap=true", "dispatch.chunks=2"}},
     {4, {"parallel.pp=2", "parallel.ep=2"}},
 };
+// Experts that go to other ranks, and slices of them.
+const std::vector<Layout> kMoving{
+    {2, {"parallel.ep=2", "experts.place_every=1"}},
+    {4, {"parallel.ep=2", "experts.place_every=1", "parallel.zero=0", "train.global_batch_size=8"}},
+    {2, {"parallel.tp=2", "parallel.etp=2"}},
+    {4, {"parallel.ep=2", "parallel.tp=2", "parallel.etp=2", "experts.place_every=1"}},
+};
 const std::vector<Overrides> kOptimizers{
     {"optimizer.name=adamw"},
     {"optimizer.name=muon"},
@@ -120,11 +127,11 @@ class Draw {
   std::uint64_t key_, n_ = 0;
 };
 
-void check_combinations(bool weights, int count) {
+void check_combinations(bool weights, int count, const std::vector<Layout>& layouts = kLayouts) {
   for (int i = 0; i < count; ++i) {
     Draw draw(static_cast<std::uint64_t>(i) + (weights ? 100 : 0));
     Overrides overrides = with(with(draw.of(kOptimizers), draw.of(kTypes)), draw.of(kBatches));
-    const Layout& layout = draw.of(kLayouts);
+    const Layout& layout = draw.of(layouts);
     overrides = with(overrides, layout.overrides);
     const Offload offload{
         .weights = weights,
@@ -315,6 +322,11 @@ void check_between(const Offload& offload) {
 
 TEST_CASE("offloaded states change no bit of training") {
   check_combinations(false, 10);
+}
+
+TEST_CASE("offloaded states and experts that move, and slices of them, change no bit of training") {
+  check_combinations(false, 5, kMoving);
+  check_combinations(true, 7, kMoving);
 }
 
 TEST_CASE("offloaded states: a bad gradient of an expert leaves all of them alone") {
