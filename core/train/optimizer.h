@@ -140,18 +140,19 @@ class Optimizer {
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
-  /// Muon's update of a matrix of which this rank has a block.
-  struct SplitUpdate {
-    ParamId id;
-    std::int64_t member = 0;
-    ConstTensorView scalars;
-  };
-  void put_off(Backend& backend, const SplitUpdate& update);
-  void update_split_matrices(Backend& backend);  // those put off, of all axes
-  void update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates);
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
+  /// Muon's update of a matrix of which this rank has a block.
+  struct SplitUpdate {
+    ParamId id;
+    Tensors own;
+    ConstTensorView scalars;
+  };
+  bool updates_in_parts(ParamId id) const;
+  void put_off(Backend& backend, const SplitUpdate& update);
+  void update_split_matrices(Backend& backend);  // those put off, of all axes
+  void update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates);
   void update_tensors(Backend& backend,
                       const Entry& entry,
                       const Tensors& tensors,
@@ -169,7 +170,6 @@ class Optimizer {
   ConstTensorView expert_scalars_of(const Entry& entry) const {
     return expert_scalars_.rows(entry.group, entry.group + 1).reshaped({kNumStepScalars});
   }
-  void check_offloaded() const;
   struct MemberState {
     Tensors tensors;  // [rows, cols] each
     TensorView average;
@@ -184,6 +184,10 @@ class Optimizer {
   void update_members(std::span<Backend* const> backends, StorageId id, bool beside, bool outside);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
   void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
+  void update_split_members(Backend& backend,
+                            StorageId id,
+                            std::span<const std::int64_t> members,
+                            std::span<const MemberState> states);
   void average_member(Backend& backend, const MemberState& state);
   void add_of_member(std::vector<StateTensor>& all, ParamId id, std::int64_t member) const;
   ConstTensorView scalars_by_use(Backend& backend, ParamId id, std::int64_t member);

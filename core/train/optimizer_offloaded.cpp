@@ -13,6 +13,9 @@
 namespace moesaic {
 namespace {
 
+// Members of which the ranks along Axis::etp have parts: as many as the fewest slots hold while another one is on its way.
+constexpr std::size_t kSplitAtOnce = 2;
+
 // Rows [i] of a tensor by members.
 TensorView member_of(const TensorView& slots, std::int64_t i) {
   if (slots.empty()) return {};
@@ -34,17 +37,6 @@ std::vector<std::string> expert_state_kinds(const OptimizerOptions& options) {
   if (options.muon) kinds = {"momentum"};
   if (options.ema_decay) kinds.emplace_back(kAverageKind);
   return kinds;
-}
-
-void Optimizer::check_offloaded() const {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const ParamId id = param_id(i);
-    if (!params_.has_tiered_state(params_.storage_of(id))) continue;
-    if (entries_[i].trained && entries_[i].muon && !params_.holds_whole_members(id))
-      throw UsageError(
-          "optimizer.name=muon needs whole matrices, and parallel.etp splits those of the experts: "
-          "with experts.offload set parallel.etp=1, or optimizer.name=adamw");
-  }
 }
 
 // Whoever speaks for a tensor, or owns its state, adds it up.
@@ -160,16 +152,57 @@ void Optimizer::update_members(std::span<Backend* const> backends,
     access.gradient = moves ? MemberAccess::read : MemberAccess::none;
     access.last_use_of_gradient = moves;
   }
-  std::size_t turn = 0;
-  for (const std::int64_t m : members) {
-    Backend& backend = *backends[turn++ % backends.size()];
+  const bool in_parts = moves && updates_in_parts(first);
+  const std::size_t at_once = in_parts ? kSplitAtOnce : 1;
+  for (std::size_t i = 0; i < members.size(); i += at_once) {
+    Backend& backend = *backends[i / at_once % backends.size()];
+    const auto turn = std::span(members).subspan(i, std::min(at_once, members.size() - i));
     tiers.with_members(
-        id, {&m, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
-          const MemberState member = member_state(id, m, one[0]);
-          if (moves) update_member(backend, id, m, member);
-          average_member(backend, member);
+        id, turn, access, stream_of(backend), [&](std::span<const MemberTensors> tensors) {
+          std::vector<MemberState> states;
+          for (std::size_t k = 0; k < turn.size(); ++k)
+            states.push_back(member_state(id, turn[k], tensors[k]));
+          if (in_parts) {
+            update_split_members(backend, id, turn, states);
+          } else if (moves) {
+            update_member(backend, id, turn.front(), states.front());
+          }
+          for (const MemberState& state : states)
+            average_member(backend, state);
         });
   }
+}
+
+// The ranks that split these members bring the same ones at the same time.
+void Optimizer::update_split_members(Backend& backend,
+                                     StorageId id,
+                                     std::span<const std::int64_t> members,
+                                     std::span<const MemberState> states) {
+  const auto ids = params_.params_of(id);
+  const bool casts = has_separate_master(ids.front()) && params_.has_tiered_weights(id),
+             by_use = !member_scalars_.empty() && params_.spec(ids.front()).use_counts.valid();
+  for (const ParamId p : ids) {
+    if (params_.frozen(p)) continue;
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const Tensors& t = states[k].tensors;
+      const auto box = [&](const TensorView& v) { return params_.box_of_member(v, p); };
+      put_off(backend,
+              {p,
+               {.master = box(t.master),
+                .compute = casts ? TensorView() : box(t.compute),
+                .remainder = box(t.remainder),
+                .gradient = box(t.gradient),
+                .m = {},
+                .v = {},
+                .momentum = box(t.momentum)},
+               by_use ? scalars_by_use(backend, p, members[k]) : expert_scalars_of(entry(p))});
+    }
+    if (by_use) update_split_matrices(backend);  // the next parameter has other scalars there
+  }
+  update_split_matrices(backend);
+  if (!casts) return;
+  for (const MemberState& state : states)
+    run(backend, Cast{.y = state.tensors.compute, .x = state.tensors.master});
 }
 
 bool Optimizer::has_separate_master(ParamId id) const {
@@ -251,7 +284,6 @@ void Optimizer::update_member(Backend& backend,
 
 // In row `member` of the members' scalars.
 ConstTensorView Optimizer::scalars_by_use(Backend& backend, ParamId id, std::int64_t member) {
-  MOESAIC_CHECK(params_.numbers_here(id).empty(), "offloaded experts keep their places");
   const TensorView row = member_scalars_.rows(member, member + 1);
   const std::int64_t number = params_.number_of(id, member);
   run(backend,
