@@ -256,10 +256,11 @@ void TrainRun::warn_of_dense_updates() {
   if (!is_root() || config().optimizer.untouched != config::Untouched::lazy || !has_experts ||
       is_lazy())
     return;
-  report_.line(
-      fmt::format("warning    optimizer.untouched: lazy does what dense does here: {}",
-                  is_full ? "other ranks hold the same experts, and get their weights every step"
-                          : "it takes experts.offload=full for an update to wait"));
+  report_.line(fmt::format(
+      "warning    optimizer.untouched: lazy does what dense does here: {}",
+      is_full ? "ranks that hold the same experts, or slices of them for Muon, update them "
+                "together"
+              : "it takes experts.offload=full for an update to wait"));
 }
 
 // Of this life, on rank 0.

@@ -37,14 +37,10 @@ void add_offload_findings(const Config& config, std::vector<Finding>& findings) 
   if (config.model.num_experts == 0)
     add({"experts.offload", "model.num_experts"},
         "there are no experts (model.num_experts is 0); allowed: none");
-  if (experts.place_every > 0)
-    add({"experts.place_every", "experts.offload"},
-        "offloaded experts do not change their ranks yet; allowed: place_every: 0, or offload: "
+  if (experts.replicas > 0)
+    add({"experts.replicas", "experts.offload"},
+        "offloaded experts have no copies on other ranks yet; allowed: replicas: 0, or offload: "
         "none");
-  if (config.optimizer.name == OptimizerName::muon && config.parallel.etp > 1)
-    add({"experts.offload", "parallel.etp", "optimizer.name"},
-        "Muon needs whole matrices, which parallel.etp splits, and offloaded ones are not put "
-        "together yet; allowed: etp: 1, optimizer.name: adamw, or offload: none");
 }
 
 }  // namespace moesaic::config

@@ -11,6 +11,10 @@ std::int64_t members_of(const ParameterStore& params, StorageId id) {
   return params.members_here(params.params_of(id).front());
 }
 
+std::int64_t slot_of(const ParameterStore& params, StorageId id) {
+  return params.storage_shape(id).numel() / members_of(params, id);
+}
+
 bool has_places(const ParameterStore& params, StorageId id) {
   const auto ids = params.params_of(id);
   return !ids.empty() && params.spec(ids.front()).places.valid();
@@ -24,7 +28,9 @@ std::size_t ExpertMove::memory_bytes(const ParameterStore& params) {
   for (std::size_t i = 0; i < params.num_storages(); ++i) {
     const StorageId id{static_cast<std::int32_t>(i)};
     if (!has_places(params, id)) continue;
-    const auto elements = static_cast<std::size_t>(params.storage_weight(id).numel());
+    const bool is_offloaded = params.has_tiered_weights(id);  // goes one by one
+    const auto elements = static_cast<std::size_t>(is_offloaded ? slot_of(params, id)
+                                                                : params.storage_shape(id).numel());
     largest = std::max(largest, elements * byte_size(params.precision().master));
     // A window holds at least one element of every slot.
     MOESAIC_CHECK(static_cast<std::size_t>(members_of(params, id)) * 8 <= kMostBytes,
@@ -38,7 +44,11 @@ ExpertMove::ExpertMove(ParameterStore& params, const Optimizer& optimizer, Commu
       optimizer_(optimizer),
       stage_(stage),
       outgoing_(params.allocate(memory_bytes(params) / 2, "experts on their way")),
-      incoming_(params.allocate(memory_bytes(params) / 2, "experts on their way")) {}
+      incoming_(params.allocate(memory_bytes(params) / 2, "experts on their way")) {
+  if (params.tiers() != nullptr)
+    offloaded_.emplace(
+        params, stage, incoming_.view({static_cast<std::int64_t>(incoming_.bytes())}, DType::u8));
+}
 
 std::int64_t ExpertMove::move(PlacesId id, std::span<const std::int32_t> places, Stream& stream) {
   const std::vector<std::int32_t> before(params_.places(id).begin(), params_.places(id).end());
@@ -47,13 +57,12 @@ std::int64_t ExpertMove::move(PlacesId id, std::span<const std::int32_t> places,
     const StorageId storage{static_cast<std::int32_t>(s)};
     const auto ids = params_.params_of(storage);
     if (ids.empty() || params_.spec(ids.front()).places.index != id.index) continue;
-    bytes += move_storage(
-        storage,
-        {.before = before,
-         .after = places,
-         .ranks = params_.position().extent(Axis::ep),
-         .slot = params_.storage_weight(storage).numel() / members_of(params_, storage)},
-        stream);
+    bytes += move_storage(storage,
+                          {.before = before,
+                           .after = places,
+                           .ranks = params_.position().extent(Axis::ep),
+                           .slot = slot_of(params_, storage)},
+                          stream);
   }
   params_.set_places(id, places, stream);
   return bytes;
@@ -61,6 +70,9 @@ std::int64_t ExpertMove::move(PlacesId id, std::span<const std::int32_t> places,
 
 // Weights are on all ranks with the same experts; the rest is where its owner keeps it.
 std::int64_t ExpertMove::move_storage(StorageId id, const MemberMoves& moves, Stream& stream) {
+  if (params_.has_tiered_weights(id))
+    return offloaded_->move_weights(id, moves.before, moves.after, stream) +
+           offloaded_->move_state(id, moves.before, moves.after, stream);
   const ParamId first = params_.params_of(id).front();
   const TensorView weight = params_.storage_weight(id);
   const int copies = params_.position().extent(Axis::edp);
@@ -73,6 +85,9 @@ std::int64_t ExpertMove::move_storage(StorageId id, const MemberMoves& moves, St
     kept.owners = whole.owners;
   }
   std::int64_t bytes = move_tensor({weight.dtype(), weight, 0}, whole, stream) * copies;
+  if (params_.has_tiered_state(id))
+    return bytes * params_.position().extent(Axis::etp) +
+           offloaded_->move_state(id, moves.before, moves.after, stream);
   // A rank may keep nothing of this storage; it takes part all the same.
   const std::int64_t begin = params_.own_range(id).begin;
   const Precision& precision = params_.precision();

@@ -1,20 +1,22 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/nn/parameter_store.h"
+#include "core/train/offloaded_move.h"
 #include "core/train/optimizer.h"
 #include "parallel/member_moves.h"
 #include "parallel/mesh.h"
 
 namespace moesaic {
 
-/// Carries experts to other places: weights, masters or remainders, and optimizer state, bit by bit. All ranks of a pipeline
-/// stage call it together, between steps; everything is enqueued on the stream of the call.
+/// Carries experts to other places: weights, masters or remainders, and optimizer state, bit by bit, on the device or from tier
+/// to tier. All ranks of a pipeline stage call it together, between steps; everything is enqueued on the stream of the call.
 class ExpertMove {
  public:
-  /// Memory on the device for what is on its way: a window of all slots at a time.
+  /// Memory on the device for what is on its way: a window of all slots at a time; of offloaded experts, a piece of one.
   static std::size_t memory_bytes(const ParameterStore& params);
 
   /// `stage`: all ranks of the stage. References must outlive this.
@@ -42,6 +44,7 @@ class ExpertMove {
   const Optimizer& optimizer_;
   Communicator& stage_;
   Buffer outgoing_, incoming_;
+  std::optional<OffloadedMove> offloaded_;
 };
 
 }  // namespace moesaic

@@ -11,16 +11,19 @@ namespace moesaic {
 
 bool ExpertUpdates::can_run_beside(const ParameterStore& params, const Optimizer& optimizer) {
   return params.tiers() != nullptr && params.tiers()->holds_weights() &&
-         !optimizer.options().skip_untouched && !MemberReduction(params, nullptr).is_needed();
+         !optimizer.options().skip_untouched && !MemberReduction(params, nullptr).is_needed() &&
+         (!optimizer.options().muon ||
+          (optimizer.options().lazy_untouched && !optimizer.splits_experts()));
 }
 
 ExpertUpdates::ExpertUpdates(ParameterStore& params,
                              Optimizer& optimizer,
                              const BackendOwner::Options& options)
-    : params_(params),
-      optimizer_(optimizer),
-      beside_(options),
-      lag_(params, optimizer.late_steps() - 1) {
+    : params_(params), optimizer_(optimizer), lag_(params, optimizer.late_steps() - 1) {
+  for (int i = 0; i < streams_on(options.device); ++i) {
+    owners_.push_back(std::make_unique<BackendOwner>(options));
+    beside_.push_back(&owners_.back()->backend());
+  }
   for (const TierGroup& group : params.tiers()->groups()) {
     Group& own = groups_.emplace_back(Group{.storages = group.storages});
     own.done = own.layers();
@@ -31,7 +34,8 @@ ExpertUpdates::ExpertUpdates(ParameterStore& params,
 ExpertUpdates::~ExpertUpdates() {
   params_.tiers()->set_put_off(nullptr);
   try {
-    beside_.stream().synchronize();
+    for (const auto& owner : owners_)
+      owner->stream().synchronize();
   } catch (const std::exception&) {  // was thrown before, or is lost with what it was about
   }
 }
@@ -39,11 +43,13 @@ ExpertUpdates::~ExpertUpdates() {
 void ExpertUpdates::begin(Backend& main) {
   update_all(true);
   // Those of the step before are long over: the last backward came after them. An error in one of them shows here.
-  beside_.stream().synchronize();
+  for (const auto& owner : owners_)
+    owner->stream().synchronize();
   optimizer_.put_off_experts(main, lag_.end_step());
   Event ready(stream_of(main).device());
   stream_of(main).record(ready);
-  beside_.stream().wait(ready);
+  for (const auto& owner : owners_)
+    owner->stream().wait(ready);
   for (Group& group : groups_)
     group.done = 0;
   for (Group& group : groups_)
@@ -71,7 +77,7 @@ void ExpertUpdates::update(Group& group, std::int32_t until, bool outside) {
   for (; group.done < until; ++group.done) {
     const StorageId id = group.storages[static_cast<std::size_t>(group.done)];
     const std::vector<LateUpdates> updates = lag_.of_step(id);
-    optimizer_.update_experts_of(beside_.backend(), id, updates, true, outside);
+    optimizer_.update_experts_of(beside_, id, updates, true, outside);
     params_.tiers()->end_update(id);
     count(id, updates, 1);
   }
@@ -83,7 +89,7 @@ void ExpertUpdates::replay(StorageId id, std::span<const std::int64_t> rows) {
   const std::vector<LateUpdates> updates = lag_.behind(id, rows);
   if (updates.empty()) return;
   const Flag updating(is_updating_);
-  optimizer_.update_experts_of(beside_.backend(), id, updates, false, true);
+  optimizer_.update_experts_of(beside_, id, updates, false, true);
   count(id, updates, 0);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,22 +13,29 @@
 
 namespace moesaic {
 
-/// Updates of offloaded experts on a stream of their own, beside the next step's forward: what they bring from host memory
+/// Updates of offloaded experts on streams of their own, beside the next step's forward: what they bring from host memory
 /// and back then hides behind its products. An expert's next use waits for its update and for no other. Enqueued layer
 /// by layer, a little ahead of the forward (updates_due), and all at once when anything but a forward comes.
 /// The same ops on the same values as right after the step, so the same bits.
+///
+/// Several streams, because a small kernel gets room on the device only where one of the forward's ends: what waits there
+/// on other streams then gets it, too.
 ///
 /// With OptimizerOptions::lazy_untouched experts without a gradient are left alone, and given what they missed when they are next
 /// used, before a forward that has tokens for them; all of them before anything else looks at weights or states.
 class ExpertUpdates final : public ExpertTiers::PutOff {
  public:
-  /// Where weights are offloaded, no other rank waits for them, and nothing that the next step overwrites is read.
+  /// Where weights are offloaded, no other rank waits for them, nothing that the next step overwrites is read, and there is
+  /// something to hide: Muon's products take longer than its copies, and have them beside already. With lazy_untouched Muon's
+  /// are made beside as well, but for matrices that ranks put together.
   static bool can_run_beside(const ParameterStore& params, const Optimizer& optimizer);
 
-  /// `options`: of the backend beside. All that is given must live longer.
+  /// `options`: of each backend beside. All that is given must live longer.
   ExpertUpdates(ParameterStore& params, Optimizer& optimizer, const BackendOwner::Options& options);
   /// Updates that were not enqueued are lost; see finish().
   ~ExpertUpdates() override;
+  /// How many backends there are beside.
+  static int streams_on(Device device) { return device.kind == Device::Kind::cuda ? 6 : 2; }
   ExpertUpdates(const ExpertUpdates&) = delete;
   ExpertUpdates& operator=(const ExpertUpdates&) = delete;
 
@@ -60,7 +68,8 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
 
   ParameterStore& params_;
   Optimizer& optimizer_;
-  BackendOwner beside_;
+  std::vector<std::unique_ptr<BackendOwner>> owners_;
+  std::vector<Backend*> beside_;
   MemberLag lag_;
   ExpertReplays replays_;
   std::vector<Group> groups_;

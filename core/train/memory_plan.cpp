@@ -187,7 +187,8 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   plan.parts.push_back({"balance margins", buffers.margins});
   plan.parts.push_back({"scratch", step.scratch});
   plan.parts.push_back({"exchange scratch", step.exchange});
-  plan.parts.push_back({"update scratch", step.updates});
+  plan.parts.push_back(
+      {"update scratch", static_cast<std::size_t>(step.update_streams) * step.updates});
   plan.parts.push_back({"transient", step.transient});
   plan.parts.push_back({"saved activations", step.slot});
   plan.parts.push_back({"offloaded activations", step.offload});

@@ -27,10 +27,8 @@ Optimizer::Optimizer(ParameterStore& params,
       split_ = split_ || params.position().extent(axis) > 1;
     split_ = split_ || params.is_sharded(param_id(i));
   }
-  check_offloaded();
   whole_.emplace(params, [&](ParamId id) {
-    return entry(id).trained && entry(id).muon && blocks_here(id).empty() &&
-           !params.has_tiered_state(params.storage_of(id));
+    return entry(id).trained && entry(id).muon && blocks_here(id).empty();
   });
   const std::int64_t num_partials = place_partials(whole != nullptr ? *whole : params);
   allocate_state(master);

@@ -89,15 +89,17 @@ class Optimizer {
   /// Steps are numbered without gaps, and the last late_steps() of them kept; all are of one phase. Not with skip_untouched.
   void put_off_experts(Backend& backend, std::int64_t step);
   std::int64_t late_steps() const { return static_cast<std::int64_t>(late_decays_.size()); }
-  /// Some of what was put off, on a stream beside that of forward and backward, each member's updates in their order. The
-  /// gradients are zeros, but for that of the last step where `with_gradients`. `outside` as in ExpertTiers.
-  void update_experts_of(Backend& backend,
+  /// Some of what was put off, members in turns on backends beside that of forward and backward, each member's updates in
+  /// their order. The gradients are zeros, but for that of the last step where `with_gradients`. `outside` as in ExpertTiers.
+  void update_experts_of(std::span<Backend* const> backends,
                          StorageId id,
                          std::span<const LateUpdates> members,
                          bool with_gradients,
                          bool outside);
   /// Whether these experts' updates change anything in this phase.
   bool updates_experts_of(StorageId id) const;
+  /// Whether ranks put matrices of offloaded experts together for their updates.
+  bool splits_experts() const;
   const OptimizerOptions& options() const noexcept { return options_; }
   /// Scales the query and key projections of heads whose largest logit of the step exceeded the limit.
   void qk_clip(Backend& backend, const std::vector<MlaAttention*>& layers);
@@ -154,18 +156,19 @@ class Optimizer {
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);
-  /// Muon's update of a matrix of which this rank has a block.
-  struct SplitUpdate {
-    ParamId id;
-    std::int64_t member = 0;
-    ConstTensorView scalars;
-  };
-  void put_off(Backend& backend, const SplitUpdate& update);
-  void update_split_matrices(Backend& backend);  // those put off, of all axes
-  void update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates);
   struct Tensors {
     TensorView master, compute, remainder, gradient, m, v, momentum;
   };
+  /// Muon's update of a matrix of which this rank has a block.
+  struct SplitUpdate {
+    ParamId id;
+    Tensors own;
+    ConstTensorView scalars;
+  };
+  bool updates_in_parts(ParamId id) const;
+  void put_off(Backend& backend, const SplitUpdate& update);
+  void update_split_matrices(Backend& backend);  // those put off, of all axes
+  void update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates);
   void update_tensors(Backend& backend,
                       const Entry& entry,
                       const Tensors& tensors,
@@ -185,7 +188,6 @@ class Optimizer {
   ConstTensorView expert_scalars_of(const Entry& entry) const {
     return expert_scalars_.rows(entry.group, entry.group + 1).reshaped({kNumStepScalars});
   }
-  void check_offloaded() const;
   struct MemberState {
     Tensors tensors;  // [rows, cols] each
     TensorView average;
@@ -202,14 +204,23 @@ class Optimizer {
     bool beside = false;  // with the scalars of the steps that were put off
     bool outside = false;
   };
-  void update_members(Backend& backend,
+  void update_members(std::span<Backend* const> backends,
                       StorageId id,
                       std::span<const LateUpdates> updates,
                       const HowUpdated& how);
+  void make_late_updates(Backend& backend,
+                         StorageId id,
+                         const LateUpdates& updates,
+                         const MemberState& state,
+                         const HowUpdated& how);
   bool is_rounded_last(StorageId id) const;
   void round_member(Backend& backend, StorageId id, const MemberState& state);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
   void update_member(Backend& backend, StorageId id, std::int64_t member, const MemberState& state);
+  void update_split_members(Backend& backend,
+                            StorageId id,
+                            std::span<const std::int64_t> members,
+                            std::span<const MemberState> states);
   void average_member(Backend& backend, const MemberState& state);
   void add_of_member(std::vector<StateTensor>& all, ParamId id, std::int64_t member) const;
   ConstTensorView scalars_by_use(Backend& backend, ParamId id, std::int64_t member);

@@ -13,6 +13,9 @@
 namespace moesaic {
 namespace {
 
+// Members of which the ranks along Axis::etp have parts: as many as the fewest slots hold while another one is on its way.
+constexpr std::size_t kSplitAtOnce = 2;
+
 // Rows [i] of a tensor by members.
 TensorView member_of(const TensorView& slots, std::int64_t i) {
   if (slots.empty()) return {};
@@ -34,17 +37,6 @@ std::vector<std::string> expert_state_kinds(const OptimizerOptions& options) {
   if (options.muon) kinds = {"momentum"};
   if (options.ema_decay) kinds.emplace_back(kAverageKind);
   return kinds;
-}
-
-void Optimizer::check_offloaded() const {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const ParamId id = param_id(i);
-    if (!params_.has_tiered_state(params_.storage_of(id))) continue;
-    if (entries_[i].trained && entries_[i].muon && !params_.holds_whole_members(id))
-      throw UsageError(
-          "optimizer.name=muon needs whole matrices, and parallel.etp splits those of the experts: "
-          "with experts.offload set parallel.etp=1, or optimizer.name=adamw");
-  }
 }
 
 // Whoever speaks for a tensor, or owns its state, adds it up.
@@ -123,7 +115,8 @@ void Optimizer::update_experts(Backend& backend) {
     std::vector<LateUpdates> of_step;
     for (const std::int64_t m : own_members(params_, id))
       of_step.push_back({m, 0, 1});
-    update_members(backend, id, of_step, {});
+    Backend* const backends[] = {&backend};
+    update_members(backends, id, of_step, {});
   }
 }
 
@@ -140,13 +133,25 @@ void Optimizer::put_off_experts(Backend& backend, std::int64_t step) {
       options_.ema_decay ? average_decay() : 0;
 }
 
-void Optimizer::update_experts_of(Backend& backend,
+void Optimizer::update_experts_of(std::span<Backend* const> backends,
                                   StorageId id,
                                   std::span<const LateUpdates> members,
                                   bool with_gradients,
                                   bool outside) {
-  update_members(
-      backend, id, members, {.with_gradients = with_gradients, .beside = true, .outside = outside});
+  update_members(backends,
+                 id,
+                 members,
+                 {.with_gradients = with_gradients, .beside = true, .outside = outside});
+}
+
+bool Optimizer::splits_experts() const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const ParamId id = param_id(i);
+    if (params_.has_tiered_state(params_.storage_of(id)) && entries_[i].trained &&
+        updates_in_parts(id))
+      return true;
+  }
+  return false;
 }
 
 bool Optimizer::trains_experts_of(StorageId id) const {
@@ -159,19 +164,21 @@ bool Optimizer::updates_experts_of(StorageId id) const {
   return options_.ema_decay.has_value() || trains_experts_of(id);
 }
 
-void Optimizer::update_members(Backend& backend,
+void Optimizer::update_members(std::span<Backend* const> backends,
                                StorageId id,
                                std::span<const LateUpdates> updates,
                                const HowUpdated& how) {
   const ParamId first = params_.params_of(id).front();
   const bool moves = trains_experts_of(id), is_idle = updates.empty() || !updates_experts_of(id);
   ExpertTiers& tiers = *params_.tiers();
-  if (!is_dry(backend)) {
-    std::vector<std::int64_t> members;
-    for (const LateUpdates& u : updates)
-      if (!is_idle) members.push_back(u.member);
-    tiers.begin_update(id, members, how.outside);
-  }
+  std::vector<std::int64_t> members;
+  for (const LateUpdates& u : updates)
+    members.push_back(u.member);
+  if (!is_dry(*backends.front()))
+    tiers.begin_update(
+        id,
+        is_idle ? std::span<const std::int64_t>() : std::span<const std::int64_t>(members),
+        how.outside);
   if (is_idle) return;
   const bool has_gradients = moves && how.with_gradients,
              is_tiered = params_.has_tiered_weights(id);
@@ -184,24 +191,74 @@ void Optimizer::update_members(Backend& backend,
     access.gradient = has_gradients ? MemberAccess::read : MemberAccess::none;
     access.last_use_of_gradient = has_gradients;
   }
-  const TensorView zeros = moves && is_tiered ? tiers.zero_gradient(id) : TensorView();
-  for (const LateUpdates& u : updates) {
+  const bool in_parts = moves && updates_in_parts(first);
+  const std::size_t at_once = in_parts ? kSplitAtOnce : 1;
+  for (std::size_t i = 0; i < members.size(); i += at_once) {
+    Backend& backend = *backends[i / at_once % backends.size()];
+    const auto turn = std::span(members).subspan(i, std::min(at_once, members.size() - i));
     tiers.with_members(
-        id, {&u.member, 1}, access, stream_of(backend), [&](std::span<const MemberTensors> one) {
-          const MemberState member = member_state(id, u.member, one[0]);
-          for (std::int64_t step = u.first; step < u.end; ++step) {
-            MemberState now = member;
-            if (!has_gradients || step + 1 < u.end) now.tensors.gradient = zeros;
-            if (how.beside) {
-              expert_scalars_ = late_scalars_of(step);
-              expert_decay_ = late_decays_[static_cast<std::size_t>(step % late_steps())];
-            }
-            if (moves) update_member(backend, id, u.member, now);
-            average_member(backend, now);
-          }
-          if (moves) round_member(backend, id, member);
+        id, turn, access, stream_of(backend), [&](std::span<const MemberTensors> tensors) {
+          std::vector<MemberState> states;
+          for (std::size_t k = 0; k < turn.size(); ++k)
+            states.push_back(member_state(id, turn[k], tensors[k]));
+          if (!in_parts) return make_late_updates(backend, id, updates[i], states.front(), how);
+          MOESAIC_CHECK(!how.beside, "matrices that ranks put together in the middle of a step");
+          update_split_members(backend, id, turn, states);
+          for (const MemberState& state : states)
+            average_member(backend, state);
         });
   }
+}
+
+// One update after the other, all but the last without a gradient.
+void Optimizer::make_late_updates(Backend& backend,
+                                  StorageId id,
+                                  const LateUpdates& updates,
+                                  const MemberState& state,
+                                  const HowUpdated& how) {
+  const bool moves = trains_experts_of(id);
+  for (std::int64_t step = updates.first; step < updates.end; ++step) {
+    MemberState now = state;
+    const bool has_gradient = how.with_gradients && step + 1 == updates.end;
+    if (moves && !has_gradient) now.tensors.gradient = params_.tiers()->zero_gradient(id);
+    if (how.beside) {
+      expert_scalars_ = late_scalars_of(step);
+      expert_decay_ = late_decays_[static_cast<std::size_t>(step % late_steps())];
+    }
+    if (moves) update_member(backend, id, updates.member, now);
+    average_member(backend, now);
+  }
+  if (moves) round_member(backend, id, state);
+}
+
+// The ranks that split these members bring the same ones at the same time.
+void Optimizer::update_split_members(Backend& backend,
+                                     StorageId id,
+                                     std::span<const std::int64_t> members,
+                                     std::span<const MemberState> states) {
+  const auto ids = params_.params_of(id);
+  const bool by_use = !member_scalars_.empty() && params_.spec(ids.front()).use_counts.valid();
+  for (const ParamId p : ids) {
+    if (params_.frozen(p)) continue;
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const Tensors& t = states[k].tensors;
+      const auto box = [&](const TensorView& v) { return params_.box_of_member(v, p); };
+      put_off(backend,
+              {p,
+               {.master = box(t.master),
+                .compute = is_rounded_last(id) ? TensorView() : box(t.compute),
+                .remainder = box(t.remainder),
+                .gradient = box(t.gradient),
+                .m = {},
+                .v = {},
+                .momentum = box(t.momentum)},
+               by_use ? scalars_by_use(backend, p, members[k]) : expert_scalars_of(entry(p))});
+    }
+    if (by_use) update_split_matrices(backend);  // the next parameter has other scalars there
+  }
+  update_split_matrices(backend);
+  for (const MemberState& state : states)
+    round_member(backend, id, state);
 }
 
 bool Optimizer::has_separate_master(ParamId id) const {
@@ -290,7 +347,6 @@ void Optimizer::round_member(Backend& backend, StorageId id, const MemberState& 
 
 // In row `member` of the members' scalars.
 ConstTensorView Optimizer::scalars_by_use(Backend& backend, ParamId id, std::int64_t member) {
-  MOESAIC_CHECK(params_.numbers_here(id).empty(), "offloaded experts keep their places");
   const TensorView row = member_scalars_.rows(member, member + 1);
   const std::int64_t number = params_.number_of(id, member);
   run(backend,

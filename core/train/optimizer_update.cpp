@@ -88,10 +88,13 @@ void Optimizer::update_one(Backend& backend,
                            ConstTensorView scalars) {
   if (params_.own_piece(id, member).is_empty()) return;
   MOESAIC_CHECK(!entry(id).muon || params_.owns_whole(id, member), "Muon needs whole matrices");
-  const std::vector<RowBlock> blocks = blocks_here(id);
-  if (entry(id).muon && whole_->is_split(id) && blocks.empty())
-    return put_off(backend, {id, member, scalars});
-  update_tensors(backend, entry(id), tensors_of(id, member), params_.spec(id), blocks, scalars);
+  if (updates_in_parts(id)) return put_off(backend, {id, tensors_of(id, member), scalars});
+  update_tensors(
+      backend, entry(id), tensors_of(id, member), params_.spec(id), blocks_here(id), scalars);
+}
+
+bool Optimizer::updates_in_parts(ParamId id) const {
+  return entry(id).muon && whole_->is_split(id) && blocks_here(id).empty();
 }
 
 Optimizer::Tensors Optimizer::tensors_of(ParamId id, std::int64_t member) const {
@@ -136,7 +139,7 @@ void Optimizer::update_split_matrices(Backend& backend) {
 void Optimizer::update_split_matrices(Backend& backend, std::vector<SplitUpdate>& updates) {
   std::vector<WholeMatrices::Blocks> blocks;
   for (const SplitUpdate& u : updates) {
-    const Tensors own = tensors_of(u.id, u.member);
+    const Tensors& own = u.own;
     blocks.push_back(
         {u.id,
          {{{own.master}, {own.compute}, {own.remainder}, {own.gradient, true}, {own.momentum}}}});

@@ -186,6 +186,7 @@ StepMemory measure_step(Model& model,
                            .path = path});
       optimizer->update_experts(beside.backend());
       memory.updates = std::max<std::size_t>(beside.scratch().high_water_bytes(), 4096);
+      memory.update_streams = ExpertUpdates::streams_on(device);
     } else {
       optimizer->update_experts(owner.backend());
     }
@@ -275,6 +276,7 @@ StepMemory measure_run(const config::Config& config,
     most.scratch = std::max(most.scratch, m.scratch);
     most.exchange = std::max(most.exchange, m.exchange);
     most.updates = std::max(most.updates, m.updates);
+    most.update_streams = std::max(most.update_streams, m.update_streams);
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);

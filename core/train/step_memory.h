@@ -14,9 +14,11 @@ namespace moesaic {
 
 /// Bytes that a step needs beside parameters, gradients and optimizer state.
 struct StepMemory {
-  std::size_t scratch = 0;    ///< temporaries of ops
-  std::size_t exchange = 0;   ///< of exchanges beside them
-  std::size_t updates = 0;    ///< of updates of offloaded experts, where they run beside the next forward
+  std::size_t scratch = 0;   ///< temporaries of ops
+  std::size_t exchange = 0;  ///< of exchanges beside them
+  // Of updates of offloaded experts, where they run beside the next forward:
+  std::size_t updates = 0;  ///< temporaries of ops, on each of so many streams
+  int update_streams = 0;
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
   std::size_t slot = 0;  ///< saved activations of one micro-batch; with a schedule, of all slots
   // Of a schedule:

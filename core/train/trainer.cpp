@@ -137,23 +137,19 @@ void Trainer::allocate() {
     expert_updates_ = std::make_unique<ExpertUpdates>(
         *parts_.params,
         *parts_.optimizer,
-        BackendOwner::Options{.device = parts_.device,
-                              .mode = parts_.stream_mode,
-                              .num_threads = static_cast<int>(config.run.threads),
-                              .scratch_bytes = memory_.updates,
-                              .name = "updates",
-                              .path = parts_.path,
-                              // Small kernels, each awaited by copies: not behind products of a millisecond.
-                              .priority = Stream::Priority::high});
+        BackendOwner::Options{
+            .device = parts_.device,
+            .mode = parts_.stream_mode,
+            .num_threads = static_cast<int>(config.run.threads),
+            .scratch_bytes = memory_.updates,
+            .name = "updates",
+            .path = parts_.path,
+            // Small kernels, each awaited by copies: not behind products of a millisecond.
+            .priority = Stream::Priority::high});
   }
   // Split masters round to bf16 in their own way, which only their owner can.
   gather_weights(true);
   if (config.experts.place_every > 0) {
-    if (tiers != nullptr)
-      throw UsageError(
-          "experts.place_every moves experts between ranks, which offloaded ones cannot do yet; "
-          "set "
-          "experts.place_every=0 or experts.offload=none");
     placer_ = std::make_unique<ExpertPlacer>(
         *parts_.params,
         *parts_.optimizer,
@@ -165,6 +161,10 @@ void Trainer::allocate() {
             .nodes = expert_nodes(parts_.params->position(), parts_.ranks_per_node)});
   }
   if (config.experts.replicas > 0 && parts_.params->position().extent(Axis::ep) > 1) {
+    if (tiers != nullptr)
+      throw UsageError(
+          "experts.replicas keeps copies of experts on the device, which offloaded ones cannot "
+          "have yet; set experts.replicas=0 or experts.offload=none");
     copier_ = std::make_unique<ExpertCopier>(*parts_.params, *parts_.mesh->group(Axis::ep).comm());
   }
   allocate_results();

@@ -86,6 +86,13 @@ const std::vector<Layout> kLayouts{
     {2, {"parallel.ep=2", "dispatch.overlap=true", "dispatch.chunks=2"}},
     {4, {"parallel.pp=2", "parallel.ep=2"}},
 };
+// Experts that go to other ranks, and slices of them.
+const std::vector<Layout> kMoving{
+    {2, {"parallel.ep=2", "experts.place_every=1"}},
+    {4, {"parallel.ep=2", "experts.place_every=1", "parallel.zero=0", "train.global_batch_size=8"}},
+    {2, {"parallel.tp=2", "parallel.etp=2"}},
+    {4, {"parallel.ep=2", "parallel.tp=2", "parallel.etp=2", "experts.place_every=1"}},
+};
 const std::vector<Overrides> kOptimizers{
     {"optimizer.name=adamw"},
     {"optimizer.name=muon"},
@@ -120,11 +127,11 @@ class Draw {
   std::uint64_t key_, n_ = 0;
 };
 
-void check_combinations(bool weights, int count) {
+void check_combinations(bool weights, int count, const std::vector<Layout>& layouts = kLayouts) {
   for (int i = 0; i < count; ++i) {
     Draw draw(static_cast<std::uint64_t>(i) + (weights ? 100 : 0));
     Overrides overrides = with(with(draw.of(kOptimizers), draw.of(kTypes)), draw.of(kBatches));
-    const Layout& layout = draw.of(kLayouts);
+    const Layout& layout = draw.of(layouts);
     overrides = with(overrides, layout.overrides);
     const Offload offload{
         .weights = weights,
@@ -179,6 +186,46 @@ void check_lazy(int count) {
     replayed += replays > 0 ? 1 : 0;
   }
   CHECK(replayed > count / 3);
+}
+
+// Slices of experts, which Muon puts together.
+void check_split_matrices(bool weights) {
+  const Overrides muon{"optimizer.name=muon", "parallel.tp=2", "parallel.etp=2"};
+  const Offload tight{.weights = weights},
+      roomy{.weights = weights, .on_device = 0.5, .in_file = 0.4};
+  const auto check = [&](const Overrides& more, int ranks, const Offload& offload) {
+    const Overrides overrides = with(muon, more);
+    INFO(fmt::format("{} ranks: {}", ranks, fmt::join(overrides, " ")));
+    check_same(job(overrides, ranks, 3, offload), job(overrides, ranks, 3, {}));
+  };
+  // Other pieces of tensors fall to the owners when experts leave the buckets, and the norm adds up pieces.
+  const auto check_owners = [&](const Overrides& more) {
+    const Overrides overrides = with(with(muon, more), {"optimizer.clip_grad_norm=0"});
+    Job found = job(overrides, 4, 3, roomy);
+    const Job expected = job(overrides, 4, 3, {});
+    for (std::size_t i = 0; i < expected.stats.size(); ++i) {
+      double& norm = found.stats[i].grad_norm;
+      CHECK(norm == Approx(expected.stats[i].grad_norm).epsilon(1e-14));
+      norm = expected.stats[i].grad_norm;
+    }
+    check_same(found, expected);
+  };
+  for (const Overrides& types : kTypes)
+    check(types, 2, tight);
+  check(
+      {"optimizer.ema_decay=0.9", "optimizer.untouched=skip", "data.sequence_length=16"}, 2, roomy);
+  check(
+      {"optimizer.ema_decay=0.9", "optimizer.untouched=lazy", "data.sequence_length=16"}, 2, tight);
+  check_owners({"run.precision=bf16", "optimizer.master=split"});
+  check({"run.precision=bf16", "optimizer.master=split", "parallel.zero=0"}, 4, roomy);
+  check({"run.precision=bf16", "optimizer.master=f32", "parallel.ep=2", "experts.place_every=2"},
+        4,
+        roomy);
+  check({"parallel.tp=1", "parallel.etp=4"}, 4, tight);
+  check({"train.phases=[{until: 2, freeze: ['*.w3.weight']}, {until: 20}]",
+         "optimizer.untouched=skip"},
+        2,
+        tight);
 }
 
 // The first parameter of a family of experts.
@@ -320,6 +367,11 @@ TEST_CASE("offloaded states change no bit of training") {
   check_combinations(false, 10);
 }
 
+TEST_CASE("offloaded states and experts that move, and slices of them, change no bit of training") {
+  check_combinations(false, 5, kMoving);
+  check_combinations(true, 7, kMoving);
+}
+
 TEST_CASE("offloaded states: a bad gradient of an expert leaves all of them alone") {
   check_bad_gradient(false);
 }
@@ -330,6 +382,14 @@ TEST_CASE("offloaded states: a run goes on with other room, or without any offlo
 
 TEST_CASE("offloaded states: frozen, released and scaled experts") {
   check_phases(false);
+}
+
+TEST_CASE("offloaded states: slices of experts with Muon") {
+  check_split_matrices(false);
+}
+
+TEST_CASE("offloaded experts: slices of experts with Muon") {
+  check_split_matrices(true);
 }
 
 TEST_CASE("offloaded experts change no bit of training") {
@@ -384,10 +444,8 @@ TEST_CASE("offloaded experts: what cannot go together yet is refused, with what 
     }
     return std::string("nothing");
   };
-  CHECK(refusal({"parallel.ep=2", "experts.place_every=2"}, 2).find("experts.place_every=0") !=
-        std::string::npos);
-  CHECK(refusal({"parallel.ep=1", "parallel.tp=2", "parallel.etp=2", "optimizer.name=muon"}, 2)
-            .find("parallel.etp=1") != std::string::npos);
+  CHECK(refusal({"parallel.ep=2", "experts.place_every=2", "experts.replicas=1"}, 2)
+            .find("experts.replicas=0") != std::string::npos);
 }
 
 }  // namespace moesaic::test

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,11 +56,14 @@ struct Placed {
   Snapshot state;
 };
 
-inline Placed run_skewed(const std::vector<std::string>& overrides, int ranks, int steps) {
+inline Placed run_skewed(const std::vector<std::string>& overrides,
+                         int ranks,
+                         int steps,
+                         const std::optional<Offload>& offload = {}) {
   Placed result;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(skewed(overrides)), &world);
+    Run run(hybrid_config(skewed(overrides)), &world, Stream::Mode::worker, kCpu, 0, offload);
     skew_routers(run);
     const auto stats = run.steps(steps);
     if (world.rank() == 0) result.stats = stats;
@@ -84,11 +88,12 @@ inline double worst_rank(const StepStats& stats) {
 inline Placed live(const std::vector<std::string>& overrides,
                    int ranks,
                    int until,
-                   const std::filesystem::path& folder) {
+                   const std::filesystem::path& folder,
+                   const std::optional<Offload>& offload = {}) {
   Placed result;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& world) {
-    Run run(hybrid_config(skewed(overrides)), &world);
+    Run run(hybrid_config(skewed(overrides)), &world, Stream::Mode::worker, kCpu, 0, offload);
     if (latest_checkpoint(folder)) {
       load_newest(run, folder);
     } else {

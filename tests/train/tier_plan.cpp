@@ -125,8 +125,8 @@ TEST_CASE("tier plan: the floor fits exactly, a byte less is refused with all nu
 TEST_CASE("tier plan: what comes first, and the same share in every group") {
   const auto groups = two_groups();
   TierLimits limits{.device = 0};
-  // All kinds at the floor, states at their few slots, eight slots for runs: 3 MiB + 3 x 16 KiB … of the whole 6.75 MiB.
-  limits.device = floor_bytes(groups) + 3 * 12288 * 10;
+  // All kinds at the floor, states at their few slots, eight slots for runs.
+  limits.device = floor_bytes(groups) + (kStateSlots - kLeast) * 12288 * 10;
   auto parts = fill(groups, limits);
   CHECK(slots(parts, Kind::states, "gate_up") == kStateSlots);
   CHECK(slots(parts, Kind::weights, "gate_up") == kLeast);
@@ -299,7 +299,7 @@ TEST_CASE("tier plan: bytes over the link") {
   CHECK(bytes.up == 0);
   CHECK(bytes.down == 0);
   // A layer at a time, whatever the number of micro-batches.
-  limits.device += 22 * 4096 * 6 + 6 * 4096 * 10;
+  limits.device += 22 * 4096 * 6 + kStateSlots * 4096 * 10;
   limits.is_vertical = true;
   const auto parts = fill(groups, limits);
   REQUIRE(slots(parts, Kind::weights, "down") >= 22);

@@ -286,10 +286,10 @@ TEST_CASE("config: offload of experts") {
                  "(1073741824), or null"));
   CHECK(contains(offload({"experts.touch_log=a"}, "states"),
                  "experts.touch_log: is of use with experts.offload: full only"));
-  CHECK(contains(offload({"experts.place_every=10"}),
-                 "experts.place_every: offloaded experts do not change their ranks yet"));
-  CHECK(contains(offload({"optimizer.name=muon", "parallel.etp=2"}),
-                 "experts.offload: Muon needs whole matrices, which parallel.etp splits"));
+  CHECK(offload({"experts.place_every=10"}).empty());
+  CHECK(contains(offload({"experts.place_every=10", "experts.replicas=1"}),
+                 "experts.replicas: offloaded experts have no copies on other ranks yet"));
+  CHECK(offload({"optimizer.name=muon", "parallel.etp=2"}).empty());
   CHECK(contains(report({"experts.offload=full"}), "experts.offload: there are no experts"));
   CHECK(contains(offload({"memory.host_budget=0"}), "memory.host_budget: found 0"));
   CHECK(contains(offload({"experts.policy=lfu"}), "one of: sched, lru, static, random"));

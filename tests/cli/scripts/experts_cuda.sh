@@ -63,6 +63,17 @@ near still moved 1e-7
 train 2 copied run.precision=f64 parallel.ep=2 $share $copies
 grep 'experts moved: layer .* replicas' copied.log | tail -n 1 || fail "no copies: $(cat copied.log)"
 near still copied 1e-7
+# Outside the device they go from tier to tier; and Muon puts together what ranks have slices of: the same bits.
+train 2 here run.precision=bf16 parallel.ep=2 $share $moves
+train 2 slices run.precision=bf16 parallel.tp=2 parallel.etp=2 optimizer.name=muon $share
+for offload in states full; do
+  room="experts.offload=$offload experts.device_cache=200KiB memory.host_budget=8MiB"
+  train 2 "$offload" run.precision=bf16 parallel.ep=2 $share $moves $room
+  grep -q 'experts moved: layer' "$offload.log" || fail "no offloaded experts moved: $(cat "$offload.log")"
+  equal here "$offload"
+  train 2 "slices_$offload" run.precision=bf16 parallel.tp=2 parallel.etp=2 optimizer.name=muon $share $room
+  equal slices "slices_$offload"
+done
 # Rows beside other work: the same bits; in chunks, within rounding of the sums.
 train 2 beside run.precision=bf16 parallel.ep=2 dispatch.exchange=flat dispatch.overlap=true $share
 train 2 behind run.precision=bf16 parallel.ep=2 dispatch.exchange=flat $share

@@ -182,6 +182,12 @@ grep -q '"rank_max_over_mean":' placed/metrics.jsonl || fail "no load of ranks i
 # shellcheck disable=SC2086
 start 4 $placed run.dir=moved --resume=placed@4 > moved.txt 2>&1 || { cat moved.txt; fail "no second life of experts that moved"; }
 "$moesaic" ckpt diff placed/checkpoints/step-00000008 moved/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with experts that moved"; }
+# The same from tier to tier.
+# shellcheck disable=SC2086
+start 4 $placed run.dir=tiered --resume=placed@4 experts.offload=full experts.device_cache=80KiB memory.host_budget=96KiB \
+  memory.file_budget=1MiB memory.file_path=tier > tiered.txt 2>&1 || { cat tiered.txt; fail "offloaded experts that move"; }
+grep -q "step 6 | experts moved" tiered.txt || fail "no offloaded experts moved: $(cat tiered.txt)"
+"$moesaic" ckpt diff placed/checkpoints/step-00000008 tiered/checkpoints/step-00000008 > diff.txt || { cat diff.txt; fail "not the same bits with offloaded experts that moved"; }
 # shellcheck disable=SC2086
 start 4 $copies run.dir=copied > copied.txt 2>&1 || { cat copied.txt; fail "experts with copies"; }
 grep -q "experts moved: layer [0-9]*: .* MiB, [1-9][0-9]* replicas" copied.txt || fail "no line of replicas: $(cat copied.txt)"
