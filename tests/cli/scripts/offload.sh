@@ -47,7 +47,9 @@ done
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
 expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
-expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
+expect 2 "--budget 0%: holds not a single one of 16 experts; write at least 6.25%" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,0%
+expect 2 "--budget 1B: holds not a single one of 16 experts" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 1B
+expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
 expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 1800KiB
