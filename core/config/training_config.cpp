@@ -264,8 +264,10 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
       .example("0.999");
   f("untouched",
     &S::untouched,
-    "Experts without a token in a step: decay = momentum and weight decay act as usual, skip = "
-    "weights and state stay.");
+    "Experts without a token in a step: decay = their gradient is zero, and momentum and weight "
+    "decay "
+    "act as usual; skip = weights and state stay as they are, which gives other weights (and with "
+    "experts.offload spares their way to the device and back).");
   f("master",
     &S::master,
     "Masters of bf16 weights: f32 = a copy of 4 bytes beside the weight; split = the bf16 weight "
