@@ -127,28 +127,41 @@ Json tiers_json(const MemoryPlan& plan) {
   return all;
 }
 
-Json rank_memory(const std::optional<MemoryPlan>& rank) {
-  if (!rank) return nullptr;
-  return {{"ranks", rank->ranks},
-          {"backend", rank->device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
-          {"parts", by_tag(rank->parts)},
-          {"communication", rank->communication},
-          {"runtime_estimate", rank->runtime},
-          {"total", rank->total()},
-          {"host_parts", by_tag(rank->host)},
-          {"file_parts", by_tag(rank->file)},
-          {"experts", tiers_json(*rank)},
-          {"activations_out_per_step", rank->activations_out},
-          {"activations_in_per_step", rank->activations_in}};
+Json rank_memory(const MemoryPlan& rank) {
+  return {{"ranks", rank.ranks},
+          {"backend", rank.device.kind == Device::Kind::cuda ? "cuda" : "cpu"},
+          {"parts", by_tag(rank.parts)},
+          {"communication", rank.communication},
+          {"runtime_estimate", rank.runtime},
+          {"total", rank.total()},
+          {"host_parts", by_tag(rank.host)},
+          {"file_parts", by_tag(rank.file)},
+          {"experts", tiers_json(rank)},
+          {"activations_out_per_step", rank.activations_out},
+          {"activations_in_per_step", rank.activations_in}};
 }
 
-// What offloaded experts move in a step; null without.
+// The stage that needs most on the device; null for what cannot be trained.
+Json largest_rank(const std::vector<MemoryPlan>& stages) {
+  return stages.empty() ? Json() : rank_memory(stages[largest_on_device(stages)]);
+}
+
+Json all_stages(const std::vector<MemoryPlan>& stages) {
+  Json all = Json::array();
+  for (const MemoryPlan& stage : stages)
+    all.push_back(rank_memory(stage));
+  return all;
+}
+
+// What offloaded experts move in a step, of the stage with most of them; null without.
 Json traffic_json(const config::Config& config,
                   const ModelPlan& plan,
-                  const std::optional<MemoryPlan>& rank) {
-  if (!rank || rank->tier_parts.empty()) return nullptr;
-  const OffloadTraffic t = offload_traffic(config, plan, *rank);
-  return {{"bytes_up", static_cast<std::int64_t>(t.bytes.up)},
+                  const std::vector<MemoryPlan>& stages) {
+  const auto stage = largest_offload(stages);
+  if (!stage) return nullptr;
+  const OffloadTraffic t = offload_traffic(config, plan, stages[*stage]);
+  return {{"stage", *stage},
+          {"bytes_up", static_cast<std::int64_t>(t.bytes.up)},
           {"bytes_down", static_cast<std::int64_t>(t.bytes.down)},
           {"link_seconds", t.seconds},
           {"hidden_from_tokens", static_cast<std::int64_t>(t.tokens)}};
@@ -238,7 +251,7 @@ Json recompute_json(const std::vector<RecomputeChoice>& choices) {
 
 std::string plan_json(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank,
+                      const std::vector<MemoryPlan>& stages,
                       const std::vector<RecomputeChoice>& recompute,
                       const std::optional<PipelinePlan>& pipeline) {
   Json notes = Json::array();
@@ -257,8 +270,9 @@ std::string plan_json(const config::LoadedConfig& loaded,
                  {"flops_per_token", flops(plan)},
                  {"bytes", memory(plan)},
                  {"phases", phases(plan)},
-                 {"rank_memory", rank_memory(rank)},
-                 {"offload_per_step", traffic_json(loaded.config, plan, rank)},
+                 {"rank_memory", largest_rank(stages)},
+                 {"stage_memory", all_stages(stages)},
+                 {"offload_per_step", traffic_json(loaded.config, plan, stages)},
                  {"recompute", recompute_json(recompute)},
                  {"context", context ? context_json(*context) : Json()},
                  {"pipeline", pipeline ? pipeline_json(*pipeline) : Json()},

@@ -80,12 +80,14 @@ OffloadTraffic offload_traffic(const config::Config& config,
 
 std::string offload_text(const config::Config& config,
                          const ModelPlan& model,
-                         const MemoryPlan& memory) {
+                         const MemoryPlan& memory,
+                         const std::string& whose) {
   if (memory.tier_parts.empty()) return "";
   std::string text = fmt::format(
-      "\nExperts outside the device (experts.offload: {}, policy {}); a block is an expert's "
+      "\nExperts{} outside the device (experts.offload: {}, policy {}); a block is an expert's "
       "matrix of "
       "a layer, slots are its places on the device; blocks that stay live there alone\n",
+      whose,
       name_of(config.experts.offload),
       name_of(config.experts.policy));
   text += places(memory);

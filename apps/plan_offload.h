@@ -21,10 +21,12 @@ OffloadTraffic offload_traffic(const config::Config& config,
                                const ModelPlan& model,
                                const MemoryPlan& memory);
 
-/// The part of `moesaic plan` about experts.offload: where the blocks are, and what moves. Empty without offload.
+/// The part of `moesaic plan` about experts.offload: where the blocks are, and what moves. Empty without offload. `whose`: " of
+/// stage 2" of a pipeline.
 std::string offload_text(const config::Config& config,
                          const ModelPlan& model,
-                         const MemoryPlan& memory);
+                         const MemoryPlan& memory,
+                         const std::string& whose);
 /// The same in a line, for the head of a run: "full, policy sched | on the device weights 31%, … ".
 std::string offload_summary(const config::Config& config, const MemoryPlan& memory);
 

@@ -180,9 +180,24 @@ bool is_over_budget(const config::Config& config, const MemoryPlan& memory) {
   return budget && memory.total() > static_cast<std::size_t>(*budget);
 }
 
+// A line for every stage of a pipeline.
+std::string stage_table(const std::vector<MemoryPlan>& stages) {
+  if (stages.size() < 2) return "";
+  TextTable table("rrrr", {"stage", "device", "host memory", "file"});
+  const auto size = [](std::uint64_t bytes) { return binary(static_cast<std::int64_t>(bytes)); };
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    table.row({std::to_string(s),
+               size(stages[s].total()),
+               size(bytes_of(stages[s].host)),
+               size(bytes_of(stages[s].file))});
+  return "Memory of a rank of every stage\n" + table.text();
+}
+
 std::string rank_memory(const config::LoadedConfig& loaded,
-                        const MemoryPlan& memory,
+                        const std::vector<MemoryPlan>& stages,
                         std::int64_t least_document) {
+  const std::size_t stage = largest_on_device(stages);
+  const MemoryPlan& memory = stages[stage];
   const std::string beyond =
       is_over_budget(loaded.config, memory)
           ? fmt::format("memory.device_budget is {}: this run does not start\n",
@@ -190,23 +205,31 @@ std::string rank_memory(const config::LoadedConfig& loaded,
           : "";
   return fmt::format(
              "Memory of a rank of {}{}, by a dry run of its steps on the {} backend; documents of "
-             "at "
-             "least "
-             "{} "
-             "tokens\n{}",
+             "at least {} tokens\n{}",
              memory.ranks,
-             loaded.config.parallel.pp > 1 ? ", of the stage that needs most" : "",
+             stages.size() > 1 ? fmt::format(", of stage {}, which needs most on the device", stage)
+                               : "",
              memory.device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
              grouped(least_document),
              memory.table()) +
-         beyond;
+         beyond + stage_table(stages);
+}
+
+// Of the stage with most of it.
+std::string offload(const config::Config& config,
+                    const ModelPlan& plan,
+                    const std::vector<MemoryPlan>& stages) {
+  const auto stage = largest_offload(stages);
+  if (!stage) return "";
+  return offload_text(
+      config, plan, stages[*stage], stages.size() > 1 ? fmt::format(" of stage {}", *stage) : "");
 }
 
 }  // namespace
 
 std::string plan_text(const config::LoadedConfig& loaded,
                       const ModelPlan& plan,
-                      const std::optional<MemoryPlan>& rank,
+                      const std::vector<MemoryPlan>& stages,
                       const std::string& recompute,
                       const std::optional<PipelinePlan>& pipeline,
                       std::int64_t least_document,
@@ -223,16 +246,19 @@ std::string plan_text(const config::LoadedConfig& loaded,
   const config::ParallelConfig& parallel = loaded.config.parallel;
   if (const int ranks = planned_ranks(parallel); ranks > 1)
     text += MeshLayout(mesh_config(parallel), ranks).table() + "\n";
-  if (rank)
-    text += rank_memory(loaded, *rank, least_document) + offload_text(loaded.config, plan, *rank);
+  if (!stages.empty())
+    text += rank_memory(loaded, stages, least_document) + offload(loaded.config, plan, stages);
   text += recompute;
   if (const auto context = plan_context(loaded.config, plan)) text += context_text(*context);
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";
   if (too_little)
-    return text + "does not fit; shown with the smallest caches of experts that are possible\n";
-  if (rank && is_over_budget(loaded.config, *rank))
+    return text + (loaded.config.experts.offload == config::ExpertOffload::none
+                       ? "does not fit into host memory\n"
+                       : "does not fit; shown with the smallest caches of experts that are "
+                         "possible\n");
+  if (!stages.empty() && is_over_budget(loaded.config, stages[largest_on_device(stages)]))
     return text + "does not fit into memory.device_budget\n";
   return text + "no problems found\n";
 }

@@ -10,6 +10,7 @@
 #include "apps/doctor/start_warnings.h"
 #include "apps/finished_mark.h"
 #include "apps/host_memory.h"
+#include "apps/memory_shortages.h"
 #include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
 #include "apps/version.h"
@@ -80,10 +81,32 @@ void TrainRun::prepare() {
                                                                      : Stream::Mode::worker});
 }
 
-// On a GPU, and where something is promised or refused by the plan.
+// All ranks hear of the one that lacks most, so that one correction is enough.
 void TrainRun::plan_and_check_memory(Device device) {
+  Shortage mine;
+  try {
+    plan_memory_of_rank(device);
+  } catch (const MemoryShortage& e) {
+    mine = e;
+  }
+  std::vector<Shortage> all;
+  for (const std::string& text : host_.all_gather_host(packed(mine)))
+    all.push_back(unpacked_shortage(text));
+  const auto who = [&](int rank) {
+    const auto stages = static_cast<int>(config().parallel.pp);
+    return stages == 1 ? fmt::format("rank {}", rank)
+                       : fmt::format("rank {} (stage {})", rank, rank / (host_.size() / stages));
+  };
+  if (const Shortage most = largest(all, who)) throw *most;
+}
+
+// On a GPU, and where something is promised or refused by the plan.
+void TrainRun::plan_memory_of_rank(Device device) {
   const bool on_gpu = device.kind == Device::Kind::cuda;
-  const bool offloads = config().experts.offload != config::ExpertOffload::none;
+  const bool offloads_experts = config().experts.offload != config::ExpertOffload::none;
+  const auto& activations = config().activations;
+  const bool offloads =
+      offloads_experts || activations.residual_offload || !activations.offload.empty();
   if (!on_gpu && !offloads && !config().memory.device_budget) return;
   std::vector<data::DocumentBound> documents{train_.document_bound()};
   if (valid_) documents.emplace_back(*valid_);
@@ -111,7 +134,9 @@ void TrainRun::plan_and_check_memory(Device device) {
 void TrainRun::check_budget() const {
   const auto& budget = config().memory.device_budget;
   if (!budget || memory_plan_->total() <= static_cast<std::size_t>(*budget)) return;
-  throw ResourceError(
+  throw MemoryShortage(
+      MemoryShortage::Where::device,
+      memory_plan_->total(),
       fmt::format("memory.device_budget is {} bytes, and this run needs {} of device "
                   "memory:\n{}Raise it, or use "
                   "a smaller train.micro_batch_size or data.sequence_length, "
@@ -127,16 +152,20 @@ void TrainRun::check_memory() const {
   const auto memory = cuda::device_memory(memory_plan_->device);
   // The context is there already.
   if (memory_plan_->total() - memory_plan_->runtime <= memory.free) return;
-  throw ResourceError(fmt::format(
-      "this run needs {:.1f} GiB on {} ({}), which has {:.1f} of {:.1f} GiB free:\n{}Use more "
-      "GPUs, "
-      "a smaller train.micro_batch_size or data.sequence_length, or activations.recompute=[full].",
-      static_cast<double>(memory_plan_->total()) / kGiB,
-      to_string(memory_plan_->device),
-      cuda::device_name(memory_plan_->device),
-      static_cast<double>(memory.free) / kGiB,
-      static_cast<double>(memory.total) / kGiB,
-      memory_plan_->table()));
+  throw MemoryShortage(
+      MemoryShortage::Where::device,
+      memory_plan_->total(),
+      fmt::format(
+          "this run needs {:.1f} GiB on {} ({}), which has {:.1f} of {:.1f} GiB free:\n{}Use more "
+          "GPUs, "
+          "a smaller train.micro_batch_size or data.sequence_length, or "
+          "activations.recompute=[full].",
+          static_cast<double>(memory_plan_->total()) / kGiB,
+          to_string(memory_plan_->device),
+          cuda::device_name(memory_plan_->device),
+          static_cast<double>(memory.free) / kGiB,
+          static_cast<double>(memory.total) / kGiB,
+          memory_plan_->table()));
 }
 
 // After resuming was settled: a run that is refused leaves the folder as it was.

@@ -44,6 +44,7 @@ class TrainRun {
   void take_lock();
   void prepare();
   void plan_and_check_memory(Device device);
+  void plan_memory_of_rank(Device device);
   void check_budget() const;
   void check_memory() const;
   void prepare_saving();

@@ -64,7 +64,7 @@ void add_step(CLI::App& bench, Action& action) {
   verb->callback([&action, options, arguments] {
     action = [options, arguments] {
       return bench::bench_step(
-          config::load_config(arguments->path, arguments->overrides), *options, std::cout);
+          bench::load_without_data(arguments->path, arguments->overrides), *options, std::cout);
     };
   });
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <iostream>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "apps/doctor/report.h"
 #include "apps/host_memory.h"
 #include "apps/launch.h"
+#include "apps/plan_stages.h"
 #include "apps/verb.h"
 #include "core/config/load.h"
 #include "core/model/plan.h"
@@ -35,6 +37,7 @@ struct Wishes {
   bool offloads = false;
   std::optional<std::uint64_t> host_budget, file_budget;
   std::string file_path;
+  std::optional<config::Config> config;
 };
 
 // What the configuration, if there is one, will ask of the machine.
@@ -42,6 +45,7 @@ Wishes wishes_of(const ConfigArguments& arguments) {
   Wishes wishes;
   if (arguments.path.empty()) return wishes;
   const config::Config config = config::load_config(arguments.path, arguments.overrides).config;
+  wishes.config = config;
   wishes.folder = config.run.dir;
   wishes.threads = static_cast<int>(config.run.threads);
   wishes.wants_cuda = config.run.device == config::DeviceChoice::cuda;
@@ -85,6 +89,42 @@ GpusOfRanks gpus_of_ranks(const CudaFacts& cuda, Communicator& world) {
   return all;
 }
 
+// On the device that a run would take here, and with the ranks of this launch where there are several.
+std::optional<MemoryPlanFacts> read_memory_plan(config::Config config,
+                                                const LaunchFacts& launch,
+                                                const CudaFacts& cuda) {
+  if (cuda.gpus.empty() && config.run.device == config::DeviceChoice::automatic)
+    config.run.device = config::DeviceChoice::cpu;
+  const config::ParallelConfig& parallel = config.parallel;
+  const std::int64_t rest = parallel.pp * parallel.cp * parallel.tp;
+  if (launch.size > 1 && !parallel.dp && launch.size % rest == 0)
+    config.parallel.dp = launch.size / rest;
+  MemoryLimits limits;
+  for (const GpuFacts& gpu : cuda.gpus)
+    if (config.run.device != config::DeviceChoice::cpu)
+      limits.device_free = std::min(limits.device_free.value_or(gpu.free), gpu.free);
+  if (const auto available = available_host_memory())
+    limits.host = *available / static_cast<std::uint64_t>(std::max(1, launch.local_size));
+  MemoryPlanFacts facts{.on_gpu = config.run.device != config::DeviceChoice::cpu};
+  facts.free = facts.on_gpu ? limits.device_free : limits.host;
+  if (config.memory.device_budget)
+    facts.budget = static_cast<std::uint64_t>(*config.memory.device_budget);
+  try {
+    const std::vector<MemoryPlan> stages = plan_stages(config, limits);
+    if (stages.empty()) return std::nullopt;
+    for (const MemoryPlan& plan : stages) {
+      facts.ranks = plan.ranks;
+      facts.device = std::max<std::uint64_t>(facts.device, plan.total());
+      facts.context = plan.runtime;
+      facts.host = std::max(facts.host, bytes_of(plan.host));
+      facts.file = std::max(facts.file, bytes_of(plan.file));
+    }
+  } catch (const ResourceError& e) {
+    facts.shortage = e.what();
+  }
+  return facts;
+}
+
 // What a process finds; things of the whole machine are looked at by its first rank.
 Findings examine(const LaunchFacts& launch, const CudaFacts& cuda, const Wishes& wishes) {
   const ProcessFacts process = read_process(wishes.threads);
@@ -101,6 +141,10 @@ Findings examine(const LaunchFacts& launch, const CudaFacts& cuda, const Wishes&
   disk.checkpoint = wishes.checkpoint;
   disk.keep = wishes.keep;
   append(findings, judge_disk(disk));
+  if (wishes.config) {
+    if (const auto plan = read_memory_plan(*wishes.config, launch, cuda))
+      findings.push_back(judge_memory_plan(*plan));
+  }
   if (!wishes.offloads) return findings;
   OffloadFacts offload{.on_gpu = !cuda.gpus.empty(),
                        .host_budget = wishes.host_budget,
@@ -157,7 +201,7 @@ void add_doctor(CLI::App& app, Action& action) {
   verb->add_option("CONFIG",
                    arguments->config.path,
                    "Configuration file (YAML) whose run.dir, run.threads, run.device, "
-                   "checkpoints and experts.offload are checked, too");
+                   "checkpoints, memory and experts.offload are checked, too");
   verb->add_option("OVERRIDES",
                    arguments->config.overrides,
                    "Settings that replace those of the file: section.key=value")

@@ -2,7 +2,6 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,11 +16,8 @@
 #include "core/config/check.h"
 #include "core/config/load.h"
 #include "core/config/scalar.h"
-#include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/model/plan.h"
-#include "kernels/ops/op_list.h"
-#include "memory/device_hooks.h"
 
 namespace moesaic::apps {
 namespace {
@@ -72,19 +68,19 @@ int plan(const PlanArguments& arguments) {
   }
   MemoryLimits limits{.device_key = "--device-memory"};
   if (budget) limits.device = static_cast<std::uint64_t>(std::max<std::int64_t>(0, *budget));
-  std::optional<MemoryPlan> rank;
-  std::optional<ResourceError> too_little;  // for offloaded experts; said behind what can be said
+  std::vector<MemoryPlan> stages;
+  std::optional<ResourceError> too_little;  // for what is offloaded; said behind what can be said
   try {
-    rank = plan_rank_memory(loaded.config, limits, arguments.least_document);
+    stages = plan_stages(loaded.config, limits, arguments.least_document);
   } catch (const ResourceError& e) {
     too_little = e;
-    rank = plan_rank_memory(loaded.config, {.least_caches = true}, arguments.least_document);
+    stages = plan_stages(loaded.config, {.least_caches = true}, arguments.least_document);
   }
   const auto recompute = plan_recompute(loaded.config, arguments.least_document);
-  std::cout << (arguments.json ? plan_json(loaded, result, rank, recompute, pipeline)
+  std::cout << (arguments.json ? plan_json(loaded, result, stages, recompute, pipeline)
                                : plan_text(loaded,
                                            result,
-                                           rank,
+                                           stages,
                                            recompute_text(recompute, budget),
                                            pipeline,
                                            arguments.least_document,
@@ -94,42 +90,6 @@ int plan(const PlanArguments& arguments) {
 }
 
 }  // namespace
-
-int planned_ranks(const config::ParallelConfig& parallel) {
-  const std::int64_t dense = parallel.cp * parallel.tp;
-  const std::int64_t least = std::lcm(dense, parallel.ep * parallel.etp) / dense;
-  return static_cast<int>(parallel.pp * parallel.dp.value_or(least) * dense);
-}
-
-std::optional<MemoryPlan> plan_rank_memory(const config::Config& config,
-                                           const MemoryLimits& limits,
-                                           std::int64_t least_document) {
-  if (!config::untrainable(config).empty()) return std::nullopt;
-  const data::DocumentBound documents(least_document);
-  const bool wants_cuda = config.run.device != config::DeviceChoice::cpu;
-  const bool has_cuda = cuda::is_built() && missing_cuda_ops().empty();
-  const int ranks = planned_ranks(config.parallel), stages = static_cast<int>(config.parallel.pp);
-  // Along Axis::cp the last rank sees the most keys.
-  const auto last_piece = static_cast<int>((config.parallel.cp - 1) * config.parallel.tp);
-  std::optional<MemoryPlan> most;  // of the stage that needs most
-  for (int stage = 0; stage < stages; ++stage) {
-    const auto plan_of = [&](int rank) {
-      return plan_memory(config,
-                         wants_cuda && has_cuda ? Device{Device::Kind::cuda, 0} : kCpu,
-                         precision_of(config, wants_cuda),
-                         {&documents, 1},
-                         ranks,
-                         rank,
-                         limits);
-    };
-    const int rank = stage * (ranks / stages) + last_piece;
-    MemoryPlan plan = plan_of(rank);
-    // Its caches and homes are the largest; another rank has as many bytes of state, of other parameters.
-    if (plan.rank_of_states && *plan.rank_of_states != rank) plan = plan_of(*plan.rank_of_states);
-    if (!most || plan.total() > most->total()) most = std::move(plan);
-  }
-  return most;
-}
 
 void add_plan(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand(

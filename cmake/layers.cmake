@@ -76,3 +76,8 @@ target_compile_options(moesaic_flags INTERFACE
 # GCC 13 leaves multiply-add chains unfused for some processors, by the number of sums in flight; all of them are fused here.
 target_compile_options(moesaic_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:--param=avoid-fma-max-bits=0>)
+# Little optimised: readable stacks, and a build in minutes. Behind the flags above, whose -O3 it replaces.
+if(MOESAIC_SANITIZE)
+  target_compile_options(moesaic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O1 -g1 -fno-omit-frame-pointer -fsanitize=${MOESAIC_SANITIZE}>)
+  target_link_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE})
+endif()

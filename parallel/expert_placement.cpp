@@ -13,6 +13,8 @@ namespace {
 
 using Experts = std::vector<std::int32_t>;
 constexpr double kLeastGain = 0.01;
+// Exchanges that spare the others a move end here, above the mean: what is left would not pay for a move.
+constexpr double kNearMean = kLeastGain / 10;
 
 std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -47,6 +49,28 @@ bool exchange_best(std::span<const double> load, Experts& full, Experts& other) 
   return true;
 }
 
+// Exchanges two experts of the fullest bin and another one until the fullest is not `near` above the mean, or no exchange
+// helps. Ends: each makes the fullest bin emptier and none as full. The limit is for time alone.
+void even_out(std::span<const double> load, std::vector<Experts>& bins, double near) {
+  const std::size_t most = 4 * bins.size() * bins[0].size();
+  std::vector<double> sums(bins.size());
+  for (std::size_t turn = 0; turn < most; ++turn) {
+    for (std::size_t b = 0; b < bins.size(); ++b)
+      sums[b] = sum_of(load, bins[b]);
+    if (max_over_mean(sums) <= 1 + near) return;
+    std::vector<std::size_t> order(bins.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return sums[a] < sums[b];
+    });
+    const std::size_t full = order.back();
+    const bool moved = std::any_of(order.begin(), order.end() - 1, [&](std::size_t b) {
+      return exchange_best(load, bins[full], bins[b]);
+    });
+    if (!moved) return;
+  }
+}
+
 // `experts` in equal parts of about equal load.
 std::vector<Experts> deal(std::span<const double> load, Experts experts, int parts) {
   const std::size_t room = experts.size() / at(parts);
@@ -64,21 +88,7 @@ std::vector<Experts> deal(std::span<const double> load, Experts experts, int par
     bins[emptiest].push_back(e);
     sums[emptiest] += load[at(e)];
   }
-  // Ends: each exchange makes the fullest bin emptier and none as full. The limit is for time alone.
-  for (std::size_t turn = 0; turn < 4 * experts.size(); ++turn) {
-    for (std::size_t b = 0; b < bins.size(); ++b)
-      sums[b] = sum_of(load, bins[b]);
-    std::vector<std::size_t> order(bins.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return sums[a] < sums[b];
-    });
-    const std::size_t full = order.back();
-    const bool moved = std::any_of(order.begin(), order.end() - 1, [&](std::size_t b) {
-      return exchange_best(load, bins[full], bins[b]);
-    });
-    if (!moved) break;
-  }
+  even_out(load, bins, 0);
   return bins;
 }
 
@@ -179,11 +189,13 @@ double max_over_mean(std::span<const double> loads) {
                  : 0;
 }
 
-PlacesOfExperts balanced_places(std::span<const double> load,
-                                const NodeGrid& grid,
-                                const PlacesOfExperts& current) {
+namespace {
+
+// Every expert anew, the heaviest first.
+PlacesOfExperts dealt_places(std::span<const double> load,
+                             const NodeGrid& grid,
+                             const PlacesOfExperts& current) {
   const int nodes = grid.nodes, ranks = grid.per_node;
-  check_places(current, load.size(), nodes * ranks);
   const auto each = static_cast<std::int64_t>(load.size()) / (nodes * ranks);
   PlacesOfExperts places(load.size());
   const auto of_nodes =
@@ -198,12 +210,58 @@ PlacesOfExperts balanced_places(std::span<const double> load,
     for (int r = 0; r < ranks; ++r)
       place_on_rank(of_ranks[at(r)], (first_rank + r) * each, each, current, places);
   }
-  // The fullest one's load, against what it is now.
-  const auto share = [&](int parts) {
-    return max_over_mean(rank_loads(load, places, parts)) /
-           max_over_mean(rank_loads(load, current, parts));
+  return places;
+}
+
+// As they are, but for exchanges of two: first between nodes, then between the ranks of each.
+PlacesOfExperts exchanged_places(std::span<const double> load,
+                                 const NodeGrid& grid,
+                                 const PlacesOfExperts& current) {
+  Experts at_place(load.size());
+  for (std::size_t e = 0; e < load.size(); ++e)
+    at_place[at(current[e])] = static_cast<std::int32_t>(e);
+  const auto exchange = [&](std::size_t first, std::size_t count, int parts) {
+    const std::size_t room = count / at(parts);
+    std::vector<Experts> bins;
+    for (std::size_t b = 0; b < at(parts); ++b) {
+      const auto begin = at_place.begin() + static_cast<std::ptrdiff_t>(first + b * room);
+      bins.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(room));
+    }
+    even_out(load, bins, kNearMean);
+    for (std::size_t b = 0; b < at(parts); ++b)
+      std::copy(bins[b].begin(),
+                bins[b].end(),
+                at_place.begin() + static_cast<std::ptrdiff_t>(first + b * room));
   };
-  const double rank = share(nodes * ranks), node = share(nodes), least = 1 - kLeastGain;
+  exchange(0, load.size(), grid.nodes);
+  const std::size_t of_node = load.size() / at(grid.nodes);
+  for (std::size_t n = 0; n < at(grid.nodes); ++n)
+    exchange(n * of_node, of_node, grid.per_node);
+  PlacesOfExperts places(load.size());
+  for (std::size_t p = 0; p < at_place.size(); ++p)
+    places[at(at_place[p])] = static_cast<std::int32_t>(p);
+  return places;
+}
+
+}  // namespace
+
+PlacesOfExperts balanced_places(std::span<const double> load,
+                                const NodeGrid& grid,
+                                const PlacesOfExperts& current) {
+  const int nodes = grid.nodes, ranks = grid.ranks();
+  check_places(current, load.size(), ranks);
+  // The fullest one's load.
+  const auto fullest = [&](const PlacesOfExperts& places, int parts) {
+    return max_over_mean(rank_loads(load, places, parts));
+  };
+  const double least = 1 - kLeastGain;
+  PlacesOfExperts places = dealt_places(load, grid, current);
+  if (PlacesOfExperts few = exchanged_places(load, grid, current);
+      fullest(few, ranks) * least <= fullest(places, ranks) &&
+      fullest(few, nodes) * least <= fullest(places, nodes))
+    places = std::move(few);
+  const double rank = fullest(places, ranks) / fullest(current, ranks),
+               node = fullest(places, nodes) / fullest(current, nodes);
   const bool pays = rank < least || (node < least && rank <= 1);
   return pays ? places : current;
 }

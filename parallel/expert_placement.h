@@ -27,8 +27,10 @@ double max_over_mean(std::span<const double> loads);
 /// processing time first (Graham 1969) under that limit, the heaviest expert to the emptiest bin with room, then exchanges of
 /// two experts between the fullest bin and another one for as long as they make the fuller of the two emptier. Nodes, and
 /// ranks of a node, are then named so that many experts stay where they are in `current`, and an expert that stays on its
-/// rank keeps its place; all of them stay where the fullest rank would not lose a hundredth, nor the fullest node without a fuller rank. A
-/// function of the arguments alone, ties by the lower number, so every rank comes to the same places without asking.
+/// rank keeps its place. Where exchanges from `current` come as near, within a hundredth of the fullest rank and node, these
+/// are made instead: so few experts move. All stay where the fullest rank would not lose a hundredth, nor the fullest node
+/// without a fuller rank. A function of the arguments alone, ties by the lower number, so every rank comes to the same places
+/// without asking.
 PlacesOfExperts balanced_places(std::span<const double> load,
                                 const NodeGrid& grid,
                                 const PlacesOfExperts& current);

@@ -2,6 +2,7 @@
 # gpu_sanitize.sh [BUILD_DIR]: compute-sanitizer over the kernels at small sizes: memcheck, initcheck and synccheck of the
 # reference cases and of one run of each tensor-core kernel; racecheck of the kernels with shared memory. AT_ONCE at a time (4), on
 # all GPUs in turn, each with a time limit; fails if a tool finds something.
+# Training with offloaded experts, three slots for each kind, runs under racecheck as well: kernels on slots that change hands.
 # racecheck does not see the copy engine's writes: `test_cuda "[repeat]"` repeats those kernels a thousand times, in a build
 # with -DMOESAIC_CUDA_STRESS=ON under random pauses.
 #
@@ -60,6 +61,7 @@ check more racecheck "$build/tests/test_cuda" 'TopK on CUDA replays*,KDA step on
 check exchange racecheck "$build/tests/test_cuda" 'places of experts on CUDA*,groups and counts of an exchange on CUDA*,choices of an exchange on CUDA*,checksums of bytes on CUDA*'
 # Not the library's products: racecheck takes how their copies and products hand memory to each other for races.
 check halves racecheck "$build/tests/test_cuda" 'Newton-Schulz on CUDA: a matrix*'
+check few_slots racecheck "$build/tests/test_cuda_train" 'offloaded training on a GPU with the fewest slots*'
 check gather racecheck "$build/tests/test_cuda" 'Sparse MLA on CUDA: rows without*,Sparse MLA on CUDA: no tokens*'
 for which in memcheck initcheck synccheck; do
   check f32 $which "$build/apps/moesaic" verify --cases tests/golden --device cuda --dtype f32

@@ -10,6 +10,9 @@
 
 namespace moesaic::bench {
 
+/// A configuration whose steps are made of random tokens: it needs no data and is not evaluated, whatever it says.
+config::LoadedConfig load_without_data(const std::string& path, std::vector<std::string> overrides);
+
 struct StepOptions {
   int steps = 10;
   bool separate = false;  ///< CUDA: what several ops can do in one kernel runs as those

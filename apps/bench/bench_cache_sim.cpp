@@ -116,8 +116,10 @@ class CacheSim {
           fmt::format("--warm-up {}: of {} steps at least one must count", warm_up, steps));
     counted_ = steps - warm_up;
     first_counted_ = step_number(warm_up);
-    for (const std::string& text : o_.budgets)
+    for (const std::string& text : o_.budgets) {
       budgets_.push_back(budget_from("--budget", text, log_));
+      if (budgets_.back().slots == 0) refuse_empty(text);
+    }
     place();
   }
 
@@ -218,6 +220,21 @@ class CacheSim {
   // Of the step with this index.
   std::int64_t step_number(std::int64_t index) const {
     return log_.entries[static_cast<std::size_t>(index) * log_.schedule().size()].step;
+  }
+
+  // A cache without room for one expert runs nothing.
+  [[noreturn]] void refuse_empty(const std::string& budget) const {
+    const double share = 100 / static_cast<double>(log_.blocks());
+    const std::string bytes =
+        log_.expert_bytes > 0
+            ? " or " + config::print_bytes(static_cast<std::int64_t>(log_.expert_bytes))
+            : "";
+    throw UsageError(
+        fmt::format("--budget {}: holds not a single one of {} experts; write at least {}%{}",
+                    budget,
+                    grouped(log_.blocks()),
+                    std::ceil(share * 1000) / 1000,
+                    bytes));
   }
 
   // Which blocks live in the file: those that were used least before the counted steps.

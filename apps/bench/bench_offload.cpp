@@ -72,7 +72,7 @@ Counts counts_of(const ParameterStore& params) {
 
 /// The configuration with what a row changes.
 config::Config config_of(const OffloadOptions& o, const OffloadRow& row) {
-  config::Config config = config::load_config(o.config, o.overrides).config;
+  config::Config config = load_without_data(o.config, o.overrides).config;
   const std::int64_t unit = config.data.sequence_length * config.train.micro_batch_size;
   if (row.tokens % unit != 0)
     throw UsageError(
@@ -138,7 +138,7 @@ void measure(const OffloadOptions& o, OffloadRow& row) {
 
 /// Bytes of what a run keeps of its experts: weights, gradients, states.
 std::uint64_t expert_bytes(const OffloadOptions& o) {
-  const config::Config config = config::load_config(o.config, o.overrides).config;
+  const config::Config config = load_without_data(o.config, o.overrides).config;
   const bool on_gpu = apps::resolve_device(config).kind == Device::Kind::cuda;
   ParameterStore params(precision_of(config, on_gpu));
   const Model model(params, model_options(config));
@@ -246,7 +246,7 @@ int bench_offload(const OffloadOptions& o, std::ostream& out) {
   for (const std::string& budget : o.budgets)
     share_of(budget);
   const std::uint64_t all = expert_bytes(o);
-  const Device device = apps::resolve_device(config::load_config(o.config, o.overrides).config);
+  const Device device = apps::resolve_device(load_without_data(o.config, o.overrides).config);
   const LinkRates rates = measure_links(device);
   std::vector<OffloadRow> rows;
   for (const std::int64_t tokens : o.tokens) {

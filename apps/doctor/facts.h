@@ -54,6 +54,19 @@ struct OffloadFacts {
   std::optional<DiskFacts> disk;  ///< of memory.file_path, with a file tier
 };
 
+/// What `plan` says of the memory of a run: bytes of the rank that needs most of each.
+struct MemoryPlanFacts {
+  int ranks = 1;
+  std::uint64_t device = 0, host = 0, file = 0;
+  std::uint64_t context =
+      0;  ///< of `device`: what a GPU's driver takes, and has taken when `free` is read
+  bool on_gpu = false;
+  std::string shortage;                 ///< why the run does not start; empty: see the next
+  std::optional<std::uint64_t> budget;  ///< memory.device_budget
+  std::optional<std::uint64_t>
+      free;  ///< of the GPU with the least; without GPU of the machine, for a rank
+};
+
 struct GpuFacts {
   int ordinal = 0;
   std::string name, problem;  ///< problem: why this build cannot use it

@@ -26,6 +26,8 @@ Findings judge_shared_memory(const SharedMemoryFacts& facts, int local_ranks, in
 Findings judge_disk(const DiskFacts& facts);
 /// judge_offload.cpp
 Findings judge_offload(const OffloadFacts& facts, const ProcessFacts& process, int local_ranks);
+/// judge_offload.cpp
+Finding judge_memory_plan(const MemoryPlanFacts& facts);
 Findings judge_cuda(const CudaFacts& facts, const LaunchFacts& launch);
 /// Nothing where no rank sees a GPU.
 Findings judge_gpus_of_ranks(const GpusOfRanks& facts, bool is_asked_for);

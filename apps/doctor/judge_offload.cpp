@@ -5,6 +5,8 @@
 namespace moesaic::apps::doctor {
 namespace {
 
+constexpr const char* kSeePlan = "moesaic plan with the same arguments shows what takes it";
+
 std::string gib(std::uint64_t bytes) {
   return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
 }
@@ -80,6 +82,40 @@ Findings judge_offload(const OffloadFacts& facts, const ProcessFacts& process, i
          "mapped: set memlock to unlimited (limits.conf; Slurm: "
          "PropagateResourceLimitsExcept=MEMLOCK; containers: --ulimit memlock=-1)"});
   return findings;
+}
+
+Finding judge_memory_plan(const MemoryPlanFacts& facts) {
+  const std::string what = "memory plan";
+  if (!facts.shortage.empty()) return {Health::fail, what, facts.shortage, kSeePlan};
+  const auto size = [](std::uint64_t bytes) {
+    return bytes < std::uint64_t{100} << 20
+               ? fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024.0 * 1024))
+               : gib(bytes);
+  };
+  std::string found = fmt::format("a rank of {} needs {} of {}",
+                                  facts.ranks,
+                                  size(facts.device),
+                                  facts.on_gpu ? "device memory" : "memory");
+  if (facts.host > 0) found += fmt::format(", {} of host memory", size(facts.host));
+  if (facts.file > 0) found += fmt::format(", {} of file", size(facts.file));
+  if (facts.budget && facts.device > *facts.budget)
+    return {Health::fail,
+            what,
+            fmt::format("{}; memory.device_budget is {}", found, size(*facts.budget)),
+            std::string("the run does not start: raise it; ") + kSeePlan};
+  // On a GPU its context is there already; without one, device and host are the same.
+  const std::uint64_t wanted =
+      facts.on_gpu ? facts.device - facts.context : facts.device + facts.host;
+  if (facts.free && wanted > *facts.free)
+    return {facts.on_gpu ? Health::fail : Health::warn,
+            what,
+            fmt::format("{}; here it has {}{}",
+                        found,
+                        size(*facts.free),
+                        facts.on_gpu ? " of a GPU" : " available"),
+            std::string("use more ranks and machines, activations.recompute or experts.offload; ") +
+                kSeePlan};
+  return {Health::ok, what, found, ""};
 }
 
 }  // namespace moesaic::apps::doctor

@@ -264,9 +264,11 @@ void OptimizerConfig::describe(Fields<OptimizerConfig>& f) {
       .example("0.999");
   f("untouched",
     &S::untouched,
-    "Experts without a token in a step: dense = momentum and weight decay act as usual; lazy = the "
-    "same values, but with experts.offload full an expert is left where it is until its next "
-    "token, and given then what it missed; skip = weights and state stay.")
+    "Experts without a token in a step: dense = their gradient is zero, and momentum and weight "
+    "decay act as usual; lazy = the same values, but with experts.offload full an expert stays "
+    "where it is until its next token, and is given then what it missed; skip = weights and state "
+    "stay as they are, which gives other weights (and with experts.offload spares their way to the "
+    "device and back).")
       .was("decay", "dense");
   f("master",
     &S::master,

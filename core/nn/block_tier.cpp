@@ -47,11 +47,16 @@ std::unique_ptr<tiers::CachePolicy> first_policy(const BlockTier::Options& o,
              : tiers::make_lru_policy();
 }
 
-// Which of the blocks are `some`, spread evenly.
-std::vector<std::uint8_t> spread(std::int64_t some, std::int64_t blocks) {
-  std::vector<std::uint8_t> chosen;
-  for (std::int64_t b = 0; b < blocks; ++b)
-    chosen.push_back((b + 1) * some / blocks > b * some / blocks ? 1 : 0);
+// Which of the blocks are `some` of those that are not `taken`, spread evenly.
+std::vector<std::uint8_t> spread(std::int64_t some, const std::vector<std::uint8_t>& taken) {
+  const std::int64_t free = std::count(taken.begin(), taken.end(), std::uint8_t{0});
+  std::vector<std::uint8_t> chosen(taken.size(), 0);
+  std::int64_t seen = 0;
+  for (std::size_t b = 0; b < taken.size(); ++b) {
+    if (taken[b] != 0) continue;
+    chosen[b] = (seen + 1) * some / free > seen * some / free ? 1 : 0;
+    ++seen;
+  }
   return chosen;
 }
 
@@ -85,15 +90,10 @@ BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device devic
   }
   HomeTiers::Options homes{
       .staging_slots = o.staging_slots, .device = device, .poison = all.poison};
-  homes.on_device = spread(o.on_device, o.blocks);
-  homes.in_file.assign(static_cast<std::size_t>(o.blocks), 0);
-  std::int64_t left = o.in_file;
-  for (tiers::Block b = o.blocks; left > 0 && b-- > 0;) {
-    const auto at = static_cast<std::size_t>(b);
-    if (homes.on_device[at] != 0) continue;
-    homes.in_file[at] = 1;
-    --left;
-  }
+  const std::vector<std::uint8_t> none(static_cast<std::size_t>(o.blocks), 0);
+  homes.on_device = spread(o.on_device, none);
+  // Between those in host memory, so that the disk is at work during all of a pass and not in a burst at its end.
+  homes.in_file = spread(o.in_file, homes.on_device);
   homes.file.file = {.folder = all.folder, .rank = all.rank, .name = file_name(o)};
   homes.file.verify_reads = all.verify_reads;
   homes.file.name = o.name_of_block;

@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/nn/expert_tiers_impl.h"
+#include "memory/tiers/scratch_file.h"
 
 namespace moesaic {
 namespace {
@@ -73,6 +74,8 @@ ExpertTiers::Impl::Impl(std::vector<TierGroup> all,
   MOESAIC_CHECK(options.groups.size() == groups.size() || (pretend && options.groups.empty()),
                 fmt::format("options of {} groups for {}", options.groups.size(), groups.size()));
   options.groups.resize(groups.size());
+  if (!pretend && !options.folder.empty())
+    tiers::ScratchFile::remove_leftovers(options.folder, options.rank);
   std::size_t zero_bytes = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     MOESAIC_CHECK(groups[g].own.size() == groups[g].storages.size(), "own members of each storage");

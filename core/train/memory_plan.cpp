@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "comm/device_communicator.h"
+#include "core/base/memory_shortage.h"
 #include "core/model/from_config.h"
 #include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
@@ -275,6 +276,25 @@ MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
   return plan;
 }
 
+// Of activations that wait in host memory, without experts there.
+void check_host(const config::Config& config, std::size_t bytes, const MemoryLimits& limits) {
+  const auto& budget = config.memory.host_budget;
+  const std::uint64_t limit = budget        ? static_cast<std::uint64_t>(*budget)
+                              : limits.host ? *limits.host
+                                            : TierLimits::kNoLimit;
+  if (bytes <= limit) return;
+  throw MemoryShortage(
+      MemoryShortage::Where::host,
+      bytes,
+      fmt::format("offloaded activations of this rank need {}B of host memory; {} {}B{}. "
+                  "{}, or offload less (activations.residual_offload, activations.offload)",
+                  bytes,
+                  budget ? "memory.host_budget is" : "the system counts",
+                  limit,
+                  budget ? "" : " as available to it",
+                  budget ? "Raise it" : "Set memory.host_budget, if more can be had"));
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const config::Config& config,
@@ -286,7 +306,9 @@ MemoryPlan plan_memory(const config::Config& config,
                        const MemoryLimits& limits) {
   const PlannedRank run{config, device, precision, documents, ranks, rank};
   if (config.experts.offload != config::ExpertOffload::none) return plan_with_tiers(run, limits);
-  return dry_run(run, std::nullopt).plan;
+  DryRun result = dry_run(run, std::nullopt);
+  if (!limits.least_caches) check_host(config, result.activations_host, limits);
+  return std::move(result.plan);
 }
 
 }  // namespace moesaic

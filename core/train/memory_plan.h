@@ -44,7 +44,7 @@ struct MemoryLimits {
   std::optional<std::uint64_t>
       device_free;  ///< as the driver counts it, with this process's context in place
   std::optional<std::uint64_t>
-      host;  ///< for the tiers of this rank, where memory.host_budget is not set
+      host;  ///< for what this rank offloads, where memory.host_budget is not set
   bool least_caches =
       false;  ///< experts get the slots that they must have and no more, whatever the limits
 };
@@ -53,8 +53,8 @@ struct MemoryLimits {
 /// batches. No device is touched.
 ///
 /// Offloaded experts get the caches that experts.device_cache says, or what memory.device_budget and `limits` leave beside
-/// the rest of the run, or room for all of them where there is no limit. Throws ResourceError when that is too little for
-/// them; whether the rest fits is for the caller to say.
+/// the rest of the run, or room for all of them where there is no limit. Throws MemoryShortage when that is too little for
+/// them, or host memory too small for them and for offloaded activations; whether the rest fits is for the caller to say.
 MemoryPlan plan_memory(const config::Config& config,
                        Device device,
                        const Precision& precision,

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/memory_shortage.h"
 #include "core/train/optimizer_config.h"
 #include "memory/tiers/device_cache.h"
 #include "memory/tiers/scratch_file.h"
@@ -67,16 +68,38 @@ std::uint64_t sum(const std::vector<Chosen>& all, std::uint64_t (Chosen::*bytes)
   return total;
 }
 
-// Rounded up, in a form that a key takes.
-std::string size_text(std::uint64_t bytes) {
-  const auto in = [&](std::uint64_t unit, const char* name) {
-    return fmt::format("{}{}", bytes / unit + (bytes % unit != 0 ? 1 : 0), name);
-  };
-  if (bytes < std::uint64_t{100} << 10) return in(1, "B");
-  if (bytes < std::uint64_t{100} << 20) return in(std::uint64_t{1} << 10, "KiB");
-  if (bytes < std::uint64_t{1000} << 30) return in(std::uint64_t{1} << 20, "MiB");
-  return in(std::uint64_t{1} << 30, "GiB");
-}
+// The sizes of a message, in one unit, so that they compare: that of the largest that is needed.
+class Sizes {
+ public:
+  explicit Sizes(std::uint64_t needed)
+      : unit_(needed < std::uint64_t{100} << 10    ? Unit{1, "B"}
+              : needed < std::uint64_t{100} << 20  ? Unit{std::uint64_t{1} << 10, "KiB"}
+              : needed < std::uint64_t{1000} << 30 ? Unit{std::uint64_t{1} << 20, "MiB"}
+                                                   : Unit{std::uint64_t{1} << 30, "GiB"}) {}
+  // What must be given: rounded up, in a form that a key takes.
+  std::string needed(std::uint64_t bytes) const {
+    return fmt::format(
+        "{}{}", bytes / unit_.bytes + (bytes % unit_.bytes != 0 ? 1 : 0), unit_.name);
+  }
+  // What is there: to two places, rounded down.
+  std::string there(std::uint64_t bytes) const {
+    if (bytes % unit_.bytes == 0) return needed(bytes);
+    const std::uint64_t hundredths =
+        bytes / unit_.bytes * 100 + bytes % unit_.bytes * 100 / unit_.bytes;
+    return fmt::format("{}.{:02}{}", hundredths / 100, hundredths % 100, unit_.name);
+  }
+  // A part of what is needed, however small.
+  std::string part(std::uint64_t bytes) const {
+    const double amount = static_cast<double>(bytes) / static_cast<double>(unit_.bytes);
+    return amount < 1000 ? fmt::format("{:.3g}{}", amount, unit_.name) : needed(bytes);
+  }
+
+ private:
+  struct Unit {
+    std::uint64_t bytes;
+    const char* name;
+  } unit_;
+};
 
 using Value = std::int64_t Chosen::*;
 using Goal = std::function<std::int64_t(const Chosen&)>;
@@ -115,11 +138,11 @@ void approach(std::vector<Chosen>& all,
   }
 }
 
-// "3 x 12MiB of gate_up weights".
-std::string floor_text(const Chosen& c) {
+// "3 slots of 12MiB for weights of gate_up".
+std::string floor_text(const Chosen& c, const Sizes& sizes) {
   return fmt::format("{} slots of {} for {} of {}",
                      DeviceCache::kMinSlots,
-                     size_text(c.layout.bytes(c.layout.all())),
+                     sizes.part(c.layout.bytes(c.layout.all())),
                      name(c.kind),
                      c.group->name);
 }
@@ -132,29 +155,28 @@ std::string joined(const std::vector<std::string>& texts) {
 }
 
 [[noreturn]] void refuse_device(const std::vector<Chosen>& all, const TierLimits& limits) {
-  const std::uint64_t least = sum(all, &Chosen::device);
+  const std::uint64_t least = sum(all, &Chosen::device), needed = least + limits.device_rest;
+  const Sizes sizes(needed);
   std::vector<std::string> floors;
   for (const Chosen& c : all)
-    floors.push_back(floor_text(c));
+    floors.push_back(floor_text(c, sizes));
   const std::string key =
       limits.device_key.empty() ? "the free memory of the device" : limits.device_key;
   std::string text = fmt::format(
       "experts.offload: the caches of experts need at least {} of device memory ({}); {} is {}",
-      size_text(least),
+      sizes.needed(least),
       joined(floors),
       key,
-      size_text(limits.device_budget.value_or(limits.device)));
+      sizes.there(limits.device_budget.value_or(limits.device)));
   if (limits.device_budget)
-    text += fmt::format(", and the rest of the run needs {}", size_text(limits.device_rest));
-  text +=
-      limits.device_key.empty()
-          ? ". Use more GPUs (parallel.ep), or lower what the rest needs: "
-            "activations.recompute, train.micro_batch_size"
-          : fmt::format(". Raise {} to at least {}", key, size_text(least + limits.device_rest));
-  throw ResourceError(text + (limits.device_budget && !limits.device_key.empty()
-                                  ? ", or lower what the rest needs: activations.recompute, "
-                                    "train.micro_batch_size"
-                                  : ""));
+    text += fmt::format(", and the rest of the run needs {}", sizes.needed(limits.device_rest));
+  text += limits.device_key.empty()
+              ? ". Use more GPUs (parallel.ep), or lower what the rest needs: "
+                "activations.recompute, train.micro_batch_size"
+              : fmt::format(". Raise {} to at least {}", key, sizes.needed(needed));
+  if (limits.device_budget && !limits.device_key.empty())
+    text += ", or lower what the rest needs: activations.recompute, train.micro_batch_size";
+  throw MemoryShortage(MemoryShortage::Where::device, needed, text);
 }
 
 // For the members of a layer to stay, beside those slots that blocks only pass through (a quarter, and at most 32).
@@ -221,33 +243,38 @@ std::uint64_t least_host(std::vector<Chosen> all) {
 [[noreturn]] void refuse_host(const std::vector<Chosen>& all,
                               const TierLimits& limits,
                               std::uint64_t tables) {
+  const std::uint64_t rest = tables + limits.host_rest, needed = sum(all, &Chosen::host) + rest;
+  const Sizes sizes(needed);
   std::vector<std::string> homes;
   for (const Chosen& c : all) {
     if (c.host() == 0) continue;
-    homes.push_back(fmt::format("{} {} of {}", size_text(c.host()), name(c.kind), c.group->name));
+    homes.push_back(fmt::format("{} {} of {}", sizes.part(c.host()), name(c.kind), c.group->name));
   }
-  if (tables > 0) homes.push_back(size_text(tables) + " tables of slots");
-  if (limits.host_rest > 0) homes.push_back(size_text(limits.host_rest) + " offloaded activations");
+  if (tables > 0) homes.push_back(sizes.part(tables) + " tables of slots");
+  if (limits.host_rest > 0)
+    homes.push_back(sizes.part(limits.host_rest) + " offloaded activations");
   std::string text = fmt::format("experts.offload: this rank needs {} of host memory ({}); ",
-                                 size_text(sum(all, &Chosen::host) + tables + limits.host_rest),
+                                 sizes.needed(needed),
                                  joined(homes));
-  text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", size_text(limits.host))
+  text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", sizes.there(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
-                                              size_text(limits.host));
+                                              sizes.there(limits.host));
   if (limits.file == 0) {
-    throw ResourceError(
-        text + (limits.host_is_budget
-                    ? ". Raise it, or let what does not fit live in a file: memory.file_path and "
-                      "memory.file_budget"
-                    : ". Set memory.host_budget, to what can be had if that is more, and let the "
-                      "rest live in a file (memory.file_path and memory.file_budget)"));
+    text += limits.host_is_budget
+                ? ". Raise it, or let what does not fit live in a file: memory.file_path and "
+                  "memory.file_budget"
+                : ". Set memory.host_budget, to what can be had if that is more, and let the "
+                  "rest live in a file (memory.file_path and memory.file_budget)";
+    throw MemoryShortage(MemoryShortage::Where::host, needed, text);
   }
-  throw ResourceError(text +
-                      fmt::format(", and with memory.file_budget {} at least {} of it must be in "
-                                  "host memory (gradients, staging and activations always are). "
-                                  "Raise memory.host_budget or memory.file_budget",
-                                  size_text(limits.file),
-                                  size_text(least_host(all) + tables + limits.host_rest)));
+  const std::uint64_t least = least_host(all) + rest;
+  text += fmt::format(
+      ", and with memory.file_budget {} at least {} of it must be in "
+      "host memory (gradients, staging and activations always are). "
+      "Raise memory.host_budget or memory.file_budget",
+      sizes.there(limits.file),
+      sizes.needed(least));
+  throw MemoryShortage(MemoryShortage::Where::host, needed, text);
 }
 
 TierPolicy policy_of(config::ExpertPolicy policy) {

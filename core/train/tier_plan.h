@@ -66,7 +66,7 @@ std::uint64_t file_bytes(std::span<const TierPart> parts);
 /// on the device alone; weights too when all have a slot, when the policy is static, or when host memory does not hold the
 /// rest. Host: all other homes; where they do not fit, states go to the file first, then weights, no more of them than have to.
 ///
-/// Throws ResourceError (what is needed at least, what is there, the keys) when a limit is too low.
+/// Throws MemoryShortage (what is needed at least, what is there, the keys) when a limit is too low.
 void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options);
@@ -79,7 +79,7 @@ TierLimits tier_limits(const config::Config& config);
 /// What the keys say of the tiers of a run whose experts.offload is not `none`, without `groups`. `rank`: of all ranks, in
 /// the name of the file.
 ExpertTierOptions expert_tier_options(const config::Config& config, int rank);
-/// The same with `groups` by fill_tiers(), which throws ResourceError.
+/// The same with `groups` by fill_tiers(), which throws MemoryShortage.
 ExpertTierOptions plan_expert_tiers(const config::Config& config,
                                     std::span<const TierGroup> groups,
                                     const TierLimits& limits,

@@ -34,6 +34,28 @@ constexpr std::size_t kChecked = 240;  // bytes of the header under its checksum
                   std::strerror(errno)));
 }
 
+// Waits for the lock of a file. Of a process that was killed with requests in io_uring the kernel ends these after it, and
+// then gives up the lock. 0, or why there is none: EWOULDBLOCK when another process still has it.
+int lock(int fd, double wait_s) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait_s);
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return errno;
+    if (std::chrono::steady_clock::now() > end) return EWOULDBLOCK;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return 0;
+}
+
+bool has_magic(int fd) {
+  std::array<char, 8> magic{};
+  return ::pread(fd, magic.data(), magic.size(), 0) == static_cast<ssize_t>(magic.size()) &&
+         magic == kMagic;
+}
+
+std::string name_of_rank(std::int64_t rank) {
+  return fmt::format("moesaic-tier-rank-{:05}", rank);
+}
+
 template <class T>
 void put(std::array<std::byte, kHeaderBytes>& header, std::size_t at, T value) {
   std::memcpy(header.data() + at, &value, sizeof value);
@@ -60,8 +82,7 @@ std::uint64_t ScratchFile::record_offset(std::int64_t record) const noexcept {
 
 ScratchFile::ScratchFile(const Options& o, const RecordLayout& layout)
     : path_(o.folder /
-            fmt::format(
-                "moesaic-tier-rank-{:05}{}{}.bin", o.rank, o.name.empty() ? "" : "-", o.name)),
+            fmt::format("{}{}{}.bin", name_of_rank(o.rank), o.name.empty() ? "" : "-", o.name)),
       bytes_(bytes_for(layout, o.records)),
       stride_(layout.stride()) {
   create_folder(o.folder);
@@ -86,7 +107,6 @@ ScratchFile::~ScratchFile() {
 }
 
 void ScratchFile::open_and_lock(double wait_s) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait_s);
   for (;;) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd_ < 0) failed(path_, "open");
@@ -94,13 +114,9 @@ void ScratchFile::open_and_lock(double wait_s) {
       ::close(std::exchange(fd_, -1));
       throw UsageError(path_.string() + ": " + why);
     };
-    // Of a process that was killed with requests in io_uring the kernel ends these after it, and then gives up the lock.
     // Some file systems know no locks; the file is used without one there.
-    while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
-      if (std::chrono::steady_clock::now() > end)
-        refuse("another run uses this file; give each run a memory.file_path of its own");
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
+    if (lock(fd_, wait_s) == EWOULDBLOCK)
+      refuse("another run uses this file; give each run a memory.file_path of its own");
     struct stat info {};
     if (::fstat(fd_, &info) != 0) {
       const int cause = errno;
@@ -109,13 +125,29 @@ void ScratchFile::open_and_lock(double wait_s) {
       failed(path_, "stat");
     }
     if (!S_ISREG(info.st_mode)) refuse("is not a regular file; move it away");
-    std::array<char, 8> magic{};
-    if (info.st_size > 0 &&
-        (::pread(fd_, magic.data(), magic.size(), 0) != static_cast<ssize_t>(magic.size()) ||
-         magic != kMagic))
+    if (info.st_size > 0 && !has_magic(fd_))
       refuse("is not a file of the file tier, and would be overwritten; move it away");
     if (info.st_nlink > 0) return;
     ::close(std::exchange(fd_, -1));  // its last user removed it between open and lock
+  }
+}
+
+void ScratchFile::remove_leftovers(const std::filesystem::path& folder,
+                                   std::int64_t rank,
+                                   double lock_wait_s) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    const std::string start = name_of_rank(rank);
+    if (name.rfind(start + ".", 0) != 0 && name.rfind(start + "-", 0) != 0) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) continue;
+    struct stat info {};
+    // Only under the lock is it certain that nobody uses it. Empty is what was killed before it wrote the magic.
+    if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && lock(fd, lock_wait_s) == 0 &&
+        (info.st_size == 0 || has_magic(fd)))
+      ::unlink(entry.path().c_str());
+    ::close(fd);
   }
 }
 

@@ -28,6 +28,12 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
+  /// Removes the files that killed runs left in `folder` for this rank, under any name: a run may need others than the one
+  /// before, or none. What another process uses, and what is not ours, stays; so does all where the file system knows no locks.
+  static void remove_leftovers(const std::filesystem::path& folder,
+                               std::int64_t rank,
+                               double lock_wait_s = 2);
+
   static std::uint64_t bytes_for(const RecordLayout& layout, std::int64_t records);
   std::uint64_t record_offset(std::int64_t record) const noexcept;
   std::uint64_t bytes() const noexcept { return bytes_; }

@@ -71,6 +71,35 @@ TEST_CASE("doctor: host memory and disk for offloaded experts") {
   CHECK(named(judge_offload(facts, process, 2), "file tier").health == Health::fail);
 }
 
+TEST_CASE("doctor: the plan of a run's memory") {
+  MemoryPlanFacts facts{.ranks = 4, .device = 30 * kGiB, .host = 20 * kGiB};
+  const Finding good = judge_memory_plan(facts);
+  CHECK(good.health == Health::ok);
+  CHECK(good.advice.empty());
+  CHECK(good.found == "a rank of 4 needs 30.0 GiB of memory, 20.0 GiB of host memory");
+  facts.free = 50 * kGiB;
+  CHECK(judge_memory_plan(facts).health == Health::ok);
+  --*facts.free;
+  CHECK(judge_memory_plan(facts).health == Health::warn);
+  CHECK(contains(judge_memory_plan(facts).found, "here it has 50.0 GiB available"));
+  facts.on_gpu = true;
+  facts.budget = 30 * kGiB;
+  facts.context = kGiB;
+  facts.free = 29 * kGiB;
+  CHECK(judge_memory_plan(facts).health == Health::ok);
+  --*facts.free;
+  const Finding full = judge_memory_plan(facts);
+  CHECK(full.health == Health::fail);
+  CHECK(contains(full.found, "30.0 GiB of device memory"));
+  CHECK(contains(full.found, "here it has 29.0 GiB of a GPU"));
+  --*facts.budget;
+  CHECK(contains(judge_memory_plan(facts).found, "memory.device_budget is 30.0 GiB"));
+  facts.shortage = "stage 1: not enough";
+  CHECK(judge_memory_plan(facts).found == "stage 1: not enough");
+  CHECK(judge_memory_plan(facts).health == Health::fail);
+  CHECK(contains(judge_memory_plan(facts).advice, "moesaic plan"));
+}
+
 TEST_CASE("doctor: launch, library, root") {
   const Findings good = judge_launch(good_launch(), {});
   CHECK(named(good, "launch").found == "mpirun; 2 rank(s), 2 on this machine");

@@ -12,6 +12,9 @@
 //   FAULT_FILL    in place of a crash this file grows until the disk is full; then the call is performed
 //   FAULT_CLOSES  set: closing a file that was open for writing counts, too (it fails after it was done)
 //   FAULT_LOG     file that gets one line per counted call
+//   FAULT_DELAY   milliseconds that every counted pwrite() takes longer
+//   FAULT_RING    set: io_uring_submit() counts, too, whatever it submits, and the crash comes when the kernel has the requests
+//   FAULT_NO_RING set: the kernel gives no io_uring
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,6 +28,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -175,12 +179,50 @@ ssize_t write(int fd, const void* data, size_t bytes) {
   return NEXT(write)(fd, data, bytes);
 }
 
+// A write at a place, torn at a multiple of what direct writes need.
+static int place_fault(int fd, const void* data, size_t bytes, off64_t at) {
+  const int crashes = !getenv("FAULT_ERROR") && !getenv("FAULT_FILL") && !getenv("FAULT_VICTIM");
+  const size_t half = bytes / 2 & ~(size_t)4095;
+  if (crashes && half > 0) syscall(SYS_pwrite64, fd, data, half, at);
+  return fault();
+}
+
+static int count_placed(const char* call, int fd) {
+  char path[PATH_MAX];
+  if (!path_of_descriptor(fd, path) || !is_below(path)) return 0;
+  const char* delay = getenv("FAULT_DELAY");
+  if (delay) {
+    const struct timespec wait = {atol(delay) / 1000, atol(delay) % 1000 * 1000000};
+    nanosleep(&wait, NULL);
+  }
+  return count(call, path);
+}
+
 ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
-  BEFORE(count_descriptor("pwrite", fd), NEXT(pwrite)(fd, data, bytes, at));
+  if (count_placed("pwrite", fd) && place_fault(fd, data, bytes, at)) return -1;
+  return NEXT(pwrite)(fd, data, bytes, at);
 }
 
 ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
-  BEFORE(count_descriptor("pwrite64", fd), NEXT(pwrite64)(fd, data, bytes, at));
+  if (count_placed("pwrite64", fd) && place_fault(fd, data, bytes, at)) return -1;
+  return NEXT(pwrite64)(fd, data, bytes, at);
+}
+
+// Of liburing. What a ring holds is not looked at.
+struct io_uring;
+int io_uring_queue_init(unsigned entries, struct io_uring* ring, unsigned flags);
+int io_uring_submit(struct io_uring* ring);
+
+int io_uring_queue_init(unsigned entries, struct io_uring* ring, unsigned flags) {
+  if (getenv("FAULT_NO_RING")) return -ENOSYS;
+  return NEXT(io_uring_queue_init)(entries, ring, flags);
+}
+
+int io_uring_submit(struct io_uring* ring) {
+  const int submitted = NEXT(io_uring_submit)(ring);
+  const char* folder = getenv("FAULT_FOLDER");
+  if (getenv("FAULT_RING") && folder && count("io_uring_submit", folder)) die();
+  return submitted;
 }
 
 ssize_t writev(int fd, const struct iovec* parts, int n) {

@@ -360,6 +360,51 @@ TEST_CASE(
   CHECK(!fs::exists(left));
 }
 
+TEST_CASE("file tier: what killed runs left for a rank is removed, and nothing else") {
+  const TemporaryFolder folder("file_tier_leftovers");
+  ScratchFile::remove_leftovers(folder.path(), 3);  // there is no such folder
+  fs::path in_use;
+  {
+    const auto open = [&](std::int64_t rank, const std::string& name) {
+      return ScratchFile({.folder = folder.path(), .rank = rank, .name = name, .records = 2},
+                         layout());
+    };
+    const ScratchFile alive = open(3, "down-weights");
+    in_use = alive.path();
+    const auto leave = [&](const std::string& name) {
+      fs::copy_file(in_use, folder.path() / name);
+      return folder.path() / name;
+    };
+    const fs::path left[] = {leave("moesaic-tier-rank-00003.bin"),
+                             leave("moesaic-tier-rank-00003-down-states.bin")};
+    const fs::path other_rank = leave("moesaic-tier-rank-00004-down-states.bin"),
+                   other_number = leave("moesaic-tier-rank-000030-down-states.bin"),
+                   other_name = leave("results.bin"),
+                   letter = folder.path() / "moesaic-tier-rank-00003-letter.bin",
+                   link = folder.path() / "moesaic-tier-rank-00003-link.bin",
+                   below = folder.path() / "moesaic-tier-rank-00003-folder.bin";
+    std::ofstream(letter) << "a letter";
+    std::ofstream(left[1], std::ios::trunc);  // killed before it wrote anything
+    fs::create_symlink(other_name, link);
+    fs::create_directory(below);
+    ScratchFile::remove_leftovers(folder.path(), 3, 0.05);
+    for (const fs::path& p : left)
+      CHECK(!fs::exists(p));
+    for (const fs::path& p : {in_use, other_rank, other_number, other_name, letter, link, below})
+      CHECK(fs::exists(p));
+    CHECK(contains(message_of<UsageError>([&] {
+                     ScratchFile({.folder = folder.path(),
+                                  .rank = 3,
+                                  .name = "down-weights",
+                                  .records = 2,
+                                  .lock_wait_s = 0.05},
+                                 layout());
+                   }),
+                   "another run uses this file"));
+  }
+  CHECK(!fs::exists(in_use));
+}
+
 TEST_CASE("file tier: it ends when its transfers have") {
   const TemporaryFolder folder("file_tier_end");
   const Image images(8 * layout().stride());

@@ -109,14 +109,25 @@ TEST_CASE("tier plan: the floor fits exactly, a byte less is refused with all nu
   std::string text = refusal(groups, limits);
   // 3 x (16 + 32 + 80 + 8 + 16 + 40) KiB.
   CHECK(contains(text, "the caches of experts need at least 576KiB of device memory"));
-  CHECK(contains(text, "3 slots of 16384B for weights of gate_up"));
-  CHECK(contains(text, "experts.device_cache is 576KiB. Raise experts.device_cache to at least"));
+  CHECK(contains(text, "3 slots of 16KiB for weights of gate_up"));
+  CHECK(contains(
+      text, "experts.device_cache is 575.99KiB. Raise experts.device_cache to at least 576KiB"));
   limits.device_key = "memory.device_budget";
   limits.device_budget = (std::uint64_t{10} << 20) + limits.device;
   limits.device_rest = std::uint64_t{10} << 20;
   text = refusal(groups, limits);
-  CHECK(contains(text, "memory.device_budget is 10816KiB, and the rest of the run needs 10240KiB"));
+  CHECK(contains(text,
+                 "memory.device_budget is 10815.99KiB, and the rest of the run needs 10240KiB"));
   CHECK(contains(text, "Raise memory.device_budget to at least 10816KiB, or lower"));
+  // All numbers in the unit of what is needed, whatever their size.
+  limits.device_budget = std::uint64_t{200} << 20;
+  limits.device_rest = std::uint64_t{200} << 20;
+  text = refusal(groups, limits);
+  CHECK(contains(text, "need at least 1MiB of device memory"));
+  CHECK(contains(text, "3 slots of 0.0156MiB for weights of gate_up"));
+  CHECK(contains(text, "memory.device_budget is 200MiB, and the rest of the run needs 200MiB"));
+  CHECK(contains(text, "Raise memory.device_budget to at least 201MiB"));
+  CHECK(!contains(text, "KiB"));
   limits.device_key = "";
   CHECK(contains(refusal(groups, limits), "the free memory of the device is"));
   CHECK(contains(refusal(groups, limits), "Use more GPUs"));

@@ -59,7 +59,9 @@ expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
 expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
-expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=text.txt --tokens 256 --budgets 50%,25% --steps 1
+expect 2 "--budget 0%: holds not a single one of 16 experts; write at least 6.25%" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,0%
+expect 2 "--budget 1B: holds not a single one of 16 experts" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 1B
+expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
 expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 1800KiB
@@ -68,12 +70,28 @@ perl -MJSON::PP -e 'local $/; $p = decode_json(<>); $r = $p->{rank_memory}; $sum
   die "the parts are not the sum" if $sum != $r->{total}; die "over the limit" if $sum > 1800 << 10;
   $host = 0; $host += $_->{host} for @{$r->{experts}}; die "no homes" if $host == 0; die "nothing moves" if !$p->{offload_per_step}{bytes_up}' plan.json
 
+# A line for every stage of a pipeline, and the experts of the one that has most.
+out=$("$moesaic" plan tiny.yaml parallel.pp=2 parallel.layers=[2,1] experts.offload=full experts.device_cache=120KiB)
+case $out in *"Memory of a rank of 2, of stage "*", which needs most on the device"*"Memory of a rank of every stage"*"Experts of stage "*) ;; *) fail "no stages in the plan: $out" ;; esac
+"$moesaic" plan tiny.yaml parallel.pp=2 parallel.layers=[1,2] experts.offload=full experts.device_cache=120KiB --json > plan.json
+perl -MJSON::PP -e 'local $/; $p = decode_json(<>); @s = @{$p->{stage_memory}}; die "not two stages" if @s != 2;
+  die "experts in stage 0" if $s[0]{experts}; die "none in stage 1" if !$s[1]{experts}; die "not of stage 1" if $p->{offload_per_step}{stage} != 1' plan.json
+
+# Of a pipeline the largest need, whoever is the first to fail: an experts' layer in stage 0, two in stage 1.
+hybrid_yaml 32 3 plain > deep.yaml
+piped="parallel.pp=2 parallel.layers=[2,2] experts.offload=full experts.device_cache=120KiB memory.host_budget=1KiB"
+expect 4 "rank 1 (stage 1): experts.offload: this rank needs" "$mpirun" -np 2 --oversubscribe --bind-to none "$moesaic" train deep.yaml run.dir=no $piped
+expect 4 "stage 1: experts.offload: this rank needs" "$moesaic" plan deep.yaml $piped
+
 # What is refused, before anything is allocated and with the folder as it was.
 expect 2 "memory.file_path: needs memory.file_budget" one memory.file_path=tier
+waiting="activations.residual_offload=true memory.host_budget=1KiB"
+expect 4 "memory.host_budget is 1024B. Raise it" one run.dir=no $waiting
+expect 4 "offloaded activations of this rank need" "$moesaic" plan tiny.yaml $waiting
 expect 4 "Raise experts.device_cache to at least" one run.dir=no experts.offload=states experts.device_cache=1KiB
 expect 4 "and the rest of the run needs" one run.dir=no experts.offload=states memory.device_budget=1MiB
 expect 4 "memory.device_budget is 1048576 bytes, and this run needs" one run.dir=no memory.device_budget=1MiB
-expect 4 "memory.host_budget is 20480B" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "memory.host_budget is 20KiB" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
 expect 4 "Raise experts.device_cache to at least" "$moesaic" plan tiny.yaml parallel.dp=4 experts.offload=states experts.device_cache=1KiB
 expect 4 "Raise --device-memory to at least" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 100KiB
 case $out in *"experts' gate_up states"*"does not fit"*) ;; *) fail "the plan is not shown: $out" ;; esac
@@ -83,4 +101,6 @@ case $out in *"this run does not start"*"does not fit into memory.device_budget"
 expect 0 "over the link in a step: nothing" "$moesaic" plan tiny.yaml experts.offload=states
 [ ! -e no ] || fail "a refused run left a folder"
 expect 4 "tier/file" one run.dir=no experts.offload=states $small memory.host_budget=48KiB memory.file_budget=2MiB memory.file_path=text.txt/tier/file
+expect 0 "memory plan" "$moesaic" doctor tiny.yaml
+expect 2 "Raise experts.device_cache to at least" "$moesaic" doctor tiny.yaml experts.offload=states experts.device_cache=1KiB
 expect 0 "file tier" "$moesaic" doctor tiny.yaml experts.offload=states $tiers
