@@ -6,18 +6,18 @@
 namespace moesaic::test {
 namespace {
 
-Snapshot train(const std::optional<Offload>& offload, std::vector<StepStats>& stats) {
+Snapshot train(const std::optional<Offload>& offload,
+               std::vector<StepStats>& stats,
+               int steps = 2,
+               const std::vector<std::string>& more = {}) {
   // Wide enough for the kernels on tensor cores.
-  Run run(hybrid_config({"run.precision=bf16",
-                         "model.moe_intermediate_size=64",
-                         "model.routed_expert_hidden_size=64",
-                         "train.global_batch_size=2"}),
-          nullptr,
-          Stream::Mode::worker,
-          kCuda,
-          0,
-          offload);
-  stats = run.steps(2);
+  std::vector<std::string> overrides{"run.precision=bf16",
+                                     "model.moe_intermediate_size=64",
+                                     "model.routed_expert_hidden_size=64",
+                                     "train.global_batch_size=2"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  Run run(hybrid_config(overrides), nullptr, Stream::Mode::worker, kCuda, 0, offload);
+  stats = run.steps(steps);
   return run.snapshot();
 }
 
@@ -31,6 +31,27 @@ TEST_CASE("offloaded training on a GPU with the fewest slots: the bits of everyt
   CHECK(differences(train(Offload{.on_device = 0, .in_file = 0.3}, few), wanted).empty());
   for (std::size_t i = 0; i < whole.size(); ++i)
     CHECK(same_numbers(few[i], whole[i]));
+}
+
+TEST_CASE("offloaded training on a GPU: experts without tokens that wait for their updates",
+          "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
+    const std::vector<std::string> settings{optimizer,
+                                            "optimizer.master=split",
+                                            "optimizer.untouched=lazy",
+                                            "data.sequence_length=16",
+                                            "model.num_experts=32"};
+    std::vector<StepStats> whole, lazy;
+    const Snapshot wanted = train({}, whole, 4, settings);
+    CHECK(differences(train(Offload{.in_file = 0.3}, lazy, 4, settings), wanted).empty());
+    std::int64_t replays = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      CHECK(same_numbers(lazy[i], whole[i]));
+      replays += lazy[i].replays.value_or(ExpertReplays{}).members;
+    }
+    CHECK(replays > 0);
+  }
 }
 
 }  // namespace moesaic::test
