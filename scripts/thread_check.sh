@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # thread_check.sh [BUILD_DIR]: what runs on threads of its own, under ThreadSanitizer: file tier, homes and caches of experts,
 # activations that wait in host memory, streams, and training with experts outside the device. Builds the tests for it first (-DMOESAIC_SANITIZE=thread,
-# in build_threads). Prints every race; the exit code is then 1. On two idle cores the build takes about half an hour, the tests ten
-# minutes. Not in CI. JOBS may be set.
+# in build_threads). Prints a line for each; a race is in the log that it names, and the exit code is then 1. The build takes long, the
+# tests some minutes. Not in CI. JOBS may be set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
