@@ -191,7 +191,8 @@ void DeviceCache::evict(Block block, Lane lane) {
   std::vector<Event> uses = uses_of(e.copy);
   if (options_.poison) {
     Stream& in = at(lane).in;
-    e.copy.wait_for_uses(in);
+    for (const Event& use : uses)  // or a load by the other lane that nobody has used
+      in.wait(use);
     for (int s = options_.range.first; s < options_.range.end(); ++s) {
       const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
       fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in);
