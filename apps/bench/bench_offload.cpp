@@ -1,5 +1,6 @@
 // What offloaded experts cost: the same steps with everything on the device, and with less and less of it.
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "apps/bench/link_rates.h"
 #include "apps/bench/random_tokens.h"
 #include "apps/bench/timing.h"
+#include "apps/plan_stages.h"
 #include "apps/text_table.h"
 #include "core/config/scalar.h"
 #include "core/model/from_config.h"
@@ -136,9 +138,18 @@ void measure(const OffloadOptions& o, OffloadRow& row) {
   }
 }
 
-/// Bytes of what a run keeps of its experts: weights, gradients, states.
-std::uint64_t expert_bytes(const OffloadOptions& o) {
+/// Bytes of what a run keeps of its experts (weights, gradients, states), and of the smallest caches of what is offloaded.
+struct ExpertBytes {
+  std::uint64_t all = 0, least = 0;
+};
+ExpertBytes expert_bytes(const OffloadOptions& o) {
   const config::Config config = load_without_data(o.config, o.overrides).config;
+  if (const int ranks = apps::planned_ranks(config.parallel); ranks > 1)
+    throw UsageError(
+        fmt::format("{}: bench offload measures one rank, and the layout has {}: set parallel.dp, "
+                    "pp, cp, tp, ep and etp to 1",
+                    o.config,
+                    ranks));
   const bool on_gpu = apps::resolve_device(config).kind == Device::Kind::cuda;
   ParameterStore params(precision_of(config, on_gpu));
   const Model model(params, model_options(config));
@@ -146,15 +157,35 @@ std::uint64_t expert_bytes(const OffloadOptions& o) {
   options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
   params.offload_experts(options);
   params.seal_pretend(kCpu);
-  std::uint64_t bytes = 0;
-  for (const TierGroup& g : params.tier_groups(options.state_kinds)) {
+  ExpertBytes bytes;
+  const std::vector<TierGroup> groups = params.tier_groups(options.state_kinds);
+  for (const TierGroup& g : groups) {
     const auto blocks = static_cast<std::uint64_t>(g.blocks());
-    bytes += blocks * (g.weight_bytes + g.gradient_bytes) +
-             static_cast<std::uint64_t>(g.owned) * g.state_bytes();
+    bytes.all += blocks * (g.weight_bytes + g.gradient_bytes) +
+                 static_cast<std::uint64_t>(g.owned) * g.state_bytes();
   }
-  if (bytes == 0)
+  if (bytes.all == 0)
     throw UsageError(o.config + ": a model without routed experts has nothing to offload");
+  options.weights = config.experts.offload != config::ExpertOffload::states;
+  fill_tiers(groups, {.least_slots = true}, options);
+  bytes.least = device_bytes(tier_parts(groups, options));
   return bytes;
+}
+
+/// Bytes of a budget; refuses what no run could start with.
+std::uint64_t bytes_of(const std::string& budget, const ExpertBytes& experts) {
+  const auto bytes =
+      static_cast<std::uint64_t>(share_of(budget) * static_cast<double>(experts.all));
+  if (bytes >= experts.least) return bytes;
+  const double percent =
+      100 * static_cast<double>(experts.least) / static_cast<double>(experts.all);
+  throw UsageError(fmt::format(
+      "--budget {}: {} of {} bytes, and the smallest caches take {}; write at least {:.1f}%",
+      budget,
+      bytes,
+      experts.all,
+      experts.least,
+      std::ceil(10 * percent) / 10));
 }
 
 /// Seconds that the links need at least for the bytes of a row.
@@ -245,7 +276,9 @@ void print_json(const std::vector<OffloadRow>& rows,
 int bench_offload(const OffloadOptions& o, std::ostream& out) {
   for (const std::string& budget : o.budgets)
     share_of(budget);
-  const std::uint64_t all = expert_bytes(o);
+  const ExpertBytes experts = expert_bytes(o);
+  for (const std::string& budget : o.budgets)
+    bytes_of(budget, experts);
   const Device device = apps::resolve_device(load_without_data(o.config, o.overrides).config);
   const LinkRates rates = measure_links(device);
   std::vector<OffloadRow> rows;
@@ -256,8 +289,7 @@ int bench_offload(const OffloadOptions& o, std::ostream& out) {
       std::optional<double> loss;
       for (const std::string& budget : budgets) {
         OffloadRow row{.tokens = tokens, .zipf = zipf, .budget = budget};
-        if (!budget.empty())
-          row.cache = static_cast<std::uint64_t>(share_of(budget) * static_cast<double>(all));
+        if (!budget.empty()) row.cache = bytes_of(budget, experts);
         measure(o, row);
         std::cerr << fmt::format("{} tokens, zipf {:g}, {}: {:.3f} s a step\n",
                                  tokens,
@@ -276,7 +308,7 @@ int bench_offload(const OffloadOptions& o, std::ostream& out) {
       }
     }
   }
-  o.json ? print_json(rows, rates, all, out) : print_text(rows, rates, all, o, out);
+  o.json ? print_json(rows, rates, experts.all, out) : print_text(rows, rates, experts.all, o, out);
   return 0;
 }
 

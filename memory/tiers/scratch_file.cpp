@@ -85,7 +85,12 @@ ScratchFile::ScratchFile(const Options& o, const RecordLayout& layout)
             fmt::format("{}{}{}.bin", name_of_rank(o.rank), o.name.empty() ? "" : "-", o.name)),
       bytes_(bytes_for(layout, o.records)),
       stride_(layout.stride()) {
-  create_folder(o.folder);
+  try {
+    create_folder(o.folder);
+  } catch (const std::exception& e) {
+    throw ResourceError(
+        fmt::format("{}; memory.file_path must be a folder that this user can write to", e.what()));
+  }
   open_and_lock(o.lock_wait_s);
   try {
     reserve();

@@ -61,6 +61,11 @@ expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobb
 expect 0 "sched" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,50%
 expect 2 "--budget 0%: holds not a single one of 16 experts; write at least 6.25%" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 25%,0%
 expect 2 "--budget 1B: holds not a single one of 16 experts" "$moesaic" bench cache-sim --log touched/touches.jsonl --budget 1B
+expect 2 "--budget 1%: " "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,1% --steps 1
+case $out in *"write at least"*"no offload"*|*"no offload"*) fail "steps were measured for nothing: $out" ;; *"write at least"*) ;; *) fail "no way out: $out" ;; esac
+expect 2 "bench offload measures one rank, and the layout has 2" "$moesaic" bench offload tiny.yaml data.train=null parallel.ep=2 --tokens 256 --budgets 50%
+expect 4 "memory.file_path must be a folder that this user can write to" "$moesaic" train tiny.yaml run.dir=nowhere train.steps=3 experts.offload=full \
+  experts.device_cache=120KiB memory.host_budget=300KiB memory.file_path=/dev/null/tier memory.file_budget=8MiB
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
