@@ -105,12 +105,15 @@ StepMemory measure_step(Model& model,
                         KernelPath path) {
   const std::int64_t tokens = extents.tokens;
   const TokenGroups groups(params.position(), nullptr);
-  BackendOwner side({.device = device,
-                     .mode = Stream::Mode::dry,
-                     .num_threads = num_threads,
-                     .scratch_bytes = 0,
-                     .name = "dry exchange",
-                     .path = path});
+  const auto dry = [&](const char* name) {
+    return BackendOwner::Options{.device = device,
+                                 .mode = Stream::Mode::dry,
+                                 .num_threads = num_threads,
+                                 .scratch_bytes = 0,
+                                 .name = name,
+                                 .path = path};
+  };
+  BackendOwner side(dry("dry exchange"));
   if (extents.overlap && extents.exchange != nullptr) extents.exchange->set_side(&side.backend());
   const Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
   model.plan(bounds, policy);
@@ -126,12 +129,7 @@ StepMemory measure_step(Model& model,
     memory.offload_out = rounds * offload->plan().bytes_out;
     memory.offload_in = rounds * offload->plan().bytes_in;
   }
-  BackendOwner owner({.device = device,
-                      .mode = Stream::Mode::dry,
-                      .num_threads = num_threads,
-                      .scratch_bytes = 0,
-                      .name = "dry run",
-                      .path = path});
+  BackendOwner owner(dry("dry run"));
   Arena transient = Arena::measuring(device, "transient");
   const TensorView slot = pretend({static_cast<std::int64_t>(memory.slot)}, DType::u8, device);
   const TensorView losses = pretend({kNumLosses}, precision.stats, device),
@@ -178,12 +176,7 @@ StepMemory measure_step(Model& model,
     optimizer->clip(owner.backend(), losses);
     optimizer->update(owner.backend());
     if (ExpertUpdates::can_run_beside(params, *optimizer)) {
-      BackendOwner beside({.device = device,
-                           .mode = Stream::Mode::dry,
-                           .num_threads = num_threads,
-                           .scratch_bytes = 0,
-                           .name = "dry updates",
-                           .path = path});
+      BackendOwner beside(dry("dry updates"));
       optimizer->update_experts(beside.backend());
       memory.updates = std::max<std::size_t>(beside.scratch().high_water_bytes(), 4096);
       memory.update_streams = ExpertUpdates::streams_on(device);

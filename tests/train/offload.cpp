@@ -127,24 +127,29 @@ class Draw {
   std::uint64_t key_, n_ = 0;
 };
 
+const std::vector<TierPolicy> kPolicies{
+    TierPolicy::sched, TierPolicy::sched, TierPolicy::lru, TierPolicy::random};
+
+std::string told(int ranks, const Offload& offload, const Overrides& overrides) {
+  return fmt::format("{} ranks, {} on the device, {} in the file, policy {}: {}",
+                     ranks,
+                     offload.on_device,
+                     offload.in_file,
+                     static_cast<int>(offload.policy),
+                     fmt::join(overrides, " "));
+}
+
 void check_combinations(bool weights, int count, const std::vector<Layout>& layouts = kLayouts) {
   for (int i = 0; i < count; ++i) {
     Draw draw(static_cast<std::uint64_t>(i) + (weights ? 100 : 0));
     Overrides overrides = with(with(draw.of(kOptimizers), draw.of(kTypes)), draw.of(kBatches));
     const Layout& layout = draw.of(layouts);
     overrides = with(overrides, layout.overrides);
-    const Offload offload{
-        .weights = weights,
-        .on_device = draw.of(std::vector{0.0, 0.0, 0.5, 1.0}),
-        .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
-        .policy = draw.of(std::vector{
-            TierPolicy::sched, TierPolicy::sched, TierPolicy::lru, TierPolicy::random})};
-    INFO(fmt::format("{} ranks, {} on the device, {} in the file, policy {}: {}",
-                     layout.ranks,
-                     offload.on_device,
-                     offload.in_file,
-                     static_cast<int>(offload.policy),
-                     fmt::join(overrides, " ")));
+    const Offload offload{.weights = weights,
+                          .on_device = draw.of(std::vector{0.0, 0.0, 0.5, 1.0}),
+                          .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
+                          .policy = draw.of(kPolicies)};
+    INFO(told(layout.ranks, offload, overrides));
     check_same(job(overrides, layout.ranks, 3, offload), job(overrides, layout.ranks, 3, {}));
   }
 }
@@ -166,17 +171,10 @@ void check_lazy(int count) {
                       "model.num_experts=64",
                       "model.balance.bias_rule=none",
                       "optimizer.untouched=lazy"});
-    const Offload offload{
-        .on_device = draw.of(std::vector{0.0, 0.2, 0.5, 1.0}),
-        .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
-        .policy = draw.of(std::vector{
-            TierPolicy::sched, TierPolicy::sched, TierPolicy::lru, TierPolicy::random})};
-    INFO(fmt::format("{} ranks, {} on the device, {} in the file, policy {}: {}",
-                     layout.ranks,
-                     offload.on_device,
-                     offload.in_file,
-                     static_cast<int>(offload.policy),
-                     fmt::join(overrides, " ")));
+    const Offload offload{.on_device = draw.of(std::vector{0.0, 0.2, 0.5, 1.0}),
+                          .in_file = draw.of(std::vector{0.0, 0.0, 0.4}),
+                          .policy = draw.of(kPolicies)};
+    INFO(told(layout.ranks, offload, overrides));
     const Job lazy = job(overrides, layout.ranks, 5, offload);
     check_same(lazy, job(with(overrides, {"optimizer.untouched=dense"}), layout.ranks, 5, {}));
     std::int64_t replays = 0;
