@@ -243,8 +243,11 @@ void copy_tensor(TensorView to, ConstTensorView from, Stream& stream) {
   check_shape(from, to.shape(), "copy source");
   check_dtype(from, to.dtype(), "copy source");
   if (stream.mode() == Stream::Mode::dry || to.bytes() == 0) return;
-  if (stream.native() != nullptr)
-    return cuda::copy_async(to.data(), from.data(), to.bytes(), stream.native());
+  if (void* const native = stream.native(); native != nullptr) {
+    const bool is_down = from.device().kind == Device::Kind::cuda && to.device() == kCpu;
+    if (is_down && cuda::copy_small_to_host(to.data(), from.data(), to.bytes(), native)) return;
+    return cuda::copy_async(to.data(), from.data(), to.bytes(), native);
+  }
   stream.enqueue([to, from] { std::memmove(to.data(), from.data(), to.bytes()); });
 }
 

@@ -8,7 +8,7 @@ TEST_CASE("Copies and zeros on a CUDA stream keep every byte, for pageable and p
           "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   Stream stream(kCuda, "copy");
-  for (const std::int64_t n : {1, 3, 255, 4097, 10000001}) {
+  for (const std::int64_t n : {1, 3, 4, 255, 4096, 4097, 65532, 65536, 65540, 10000001}) {
     for (const auto kind : {MemoryKind::pageable_host, MemoryKind::pinned_host}) {
       const OwnedTensor source({n}, DType::u8, kCpu, kind), back({n}, DType::u8, kCpu, kind),
           middle({n}, DType::u8, kCuda), other({n}, DType::u8, kCuda);
@@ -31,6 +31,29 @@ TEST_CASE("Copies and zeros on a CUDA stream keep every byte, for pageable and p
       CHECK(wrong == 0);
     }
   }
+}
+
+TEST_CASE("A small copy to pinned memory passes the large ones of other CUDA streams", "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  constexpr std::int64_t kLarge = std::int64_t{64} << 20;
+  constexpr int kCopies = 16;  // some 20 ms
+  Stream large_stream(kCuda, "large"), stream(kCuda, "small");
+  const OwnedTensor large({kLarge}, DType::u8, kCuda),
+      there({kLarge}, DType::u8, kCpu, MemoryKind::pinned_host), counts({64}, DType::i32, kCuda),
+      here({64}, DType::i32, kCpu, MemoryKind::pinned_host);
+  fill_bytes(counts.view(), 7, stream);
+  stream.synchronize();
+  Event end(kCuda);
+  for (int i = 0; i < kCopies; ++i)
+    copy_tensor(there.view(), large.view(), large_stream);
+  large_stream.record(end);
+  copy_tensor(here.view(), counts.view(), stream);
+  stream.synchronize();
+  CHECK_FALSE(end.reached());
+  for (std::int64_t i = 0; i < 64; ++i)
+    CHECK(here.data<std::int32_t>()[i] == 0x07070707);
+  large_stream.synchronize();
+  CHECK(end.reached());
 }
 
 // Stream a makes a value by long work, stream b reads it, a may only overwrite it after b has. A
