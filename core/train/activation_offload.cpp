@@ -30,13 +30,22 @@ StepPasses StepPasses::of_schedule(const pipeline::Schedule& schedule,
   return result;
 }
 
+offload::Options offload_pace(int micro_batches) {
+  const int lead = std::clamp(micro_batches / 4, 2, 4);
+  return {.lead = lead, .stay = std::max(6, 2 * lead)};
+}
+
 std::optional<ActivationOffload> ActivationOffload::make(const Model& model,
                                                          const StepPasses& passes) {
   OffloadVisits visits(model, passes.slots);
   if (visits.sizes().empty()) return std::nullopt;
   for (const ChunkPass& pass : passes.passes)
     visits.add(pass);
-  offload::Plan plan = offload::make_plan(visits.sizes(), visits.visits());
+  int micro_batches = 0;
+  for (const ChunkPass& pass : passes.passes)
+    micro_batches = std::max(micro_batches, pass.micro_batch + 1);
+  offload::Plan plan =
+      offload::make_plan(visits.sizes(), visits.visits(), offload_pace(micro_batches));
   return ActivationOffload(std::move(visits), std::move(plan));
 }
 

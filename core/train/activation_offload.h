@@ -21,6 +21,10 @@ struct StepPasses {
                                 int stage);
 };
 
+/// How far ahead copies back begin. Where a layer's micro-batches follow each other (vertical order), a tensor that leaves is
+/// needed again after as many visits, so that there is time: copies may have to wait for those of experts, which take the same link.
+offload::Options offload_pace(int micro_batches);
+
 /// activations.residual_offload and activations.offload, for one phase of a run: which tensors leave, when, and where they lie.
 class ActivationOffload {
  public:
