@@ -36,7 +36,7 @@ struct OffloadRow {
   std::string budget;            ///< as given; empty: experts.offload is none
   std::uint64_t cache = 0;       ///< bytes
   double seconds = 0;            ///< of a step, median
-  double up = 0, down = 0;       ///< bytes of a step over the link
+  double up = 0, down = 0;       ///< bytes of a step over the link, of offloaded activations too
   double file = 0;               ///< bytes of a step read from the file or written to it
   double hits = 0, uses = 0;     ///< of weights
   double host_waits = 0;         ///< seconds of a step
@@ -118,16 +118,19 @@ void measure(const OffloadOptions& o, OffloadRow& row) {
     trainer.step();
   const Counts before = counts_of(*assembly.params);
   std::vector<double> times;
+  double activations_up = 0, activations_down = 0;
   for (int i = 0; i < o.steps; ++i) {
     const StepStats stats = trainer.step();
     times.push_back(stats.seconds);
+    activations_up = static_cast<double>(stats.activations_in);
+    activations_down = static_cast<double>(stats.activations_out);
     row.loss = stats.loss;
   }
   const Counts after = counts_of(*assembly.params);
   row.seconds = median(times);
   const auto a_step = [&](double Counts::*what) { return (after.*what - before.*what) / o.steps; };
-  row.up = a_step(&Counts::up);
-  row.down = a_step(&Counts::down);
+  row.up = a_step(&Counts::up) + activations_up;
+  row.down = a_step(&Counts::down) + activations_down;
   row.file = a_step(&Counts::file);
   row.hits = a_step(&Counts::hits);
   row.uses = a_step(&Counts::uses);
