@@ -5,7 +5,6 @@
 
 #include "core/base/error.h"
 #include "core/train/member_reduction.h"
-#include "core/train/tier_schedule.h"
 
 namespace moesaic {
 
@@ -26,7 +25,7 @@ ExpertUpdates::ExpertUpdates(ParameterStore& params,
   }
   for (const TierGroup& group : params.tiers()->groups()) {
     Group& own = groups_.emplace_back(Group{.storages = group.storages});
-    own.done = own.layers();
+    own.done = own.layers() * parts_;
   }
   params.tiers()->set_put_off(this);
 }
@@ -38,6 +37,15 @@ ExpertUpdates::~ExpertUpdates() {
       owner->stream().synchronize();
   } catch (const std::exception&) {  // was thrown before, or is lost with what it was about
   }
+}
+
+void ExpertUpdates::set_parts(std::int32_t parts) {
+  MOESAIC_CHECK(parts > 0, "parts of a layer's updates");
+  for (Group& group : groups_) {
+    MOESAIC_CHECK(group.done == group.layers() * parts_, "updates that are left");
+    group.done = group.layers() * parts;
+  }
+  parts_ = parts;
 }
 
 void ExpertUpdates::begin(Backend& main) {
@@ -53,7 +61,7 @@ void ExpertUpdates::begin(Backend& main) {
   for (Group& group : groups_)
     group.done = 0;
   for (Group& group : groups_)
-    update(group, updates_due::at_once(group.layers()), false);
+    update(group, updates_due::at_once(pace(group)), false);
 }
 
 namespace {
@@ -74,13 +82,28 @@ class Flag {
 void ExpertUpdates::update(Group& group, std::int32_t until, bool outside) {
   if (is_updating_ || group.done >= until) return;
   const Flag updating(is_updating_);
-  for (; group.done < until; ++group.done) {
-    const StorageId id = group.storages[static_cast<std::size_t>(group.done)];
-    const std::vector<LateUpdates> updates = lag_.of_step(id);
-    optimizer_.update_experts_of(beside_, id, updates, true, outside);
-    params_.tiers()->end_update(id);
-    count(id, updates, 1);
-  }
+  for (; group.done < until; ++group.done)
+    update_part(group, outside);
+}
+
+// The next one. What is to be done for a storage is decided with its first.
+void ExpertUpdates::update_part(Group& group, bool outside) {
+  const StorageId id = group.storages[static_cast<std::size_t>(group.done / parts_)];
+  const auto part = static_cast<std::size_t>(group.done % parts_),
+             parts = static_cast<std::size_t>(parts_);
+  if (part == 0) group.updates = lag_.of_step(id);
+  const std::size_t all = group.updates.size();
+  optimizer_.update_experts_of(beside_,
+                               id,
+                               {.all = group.updates,
+                                .begin = all * part / parts,
+                                .end = all * (part + 1) / parts,
+                                .is_first = part == 0},
+                               true,
+                               outside);
+  if (part + 1 < parts) return;
+  params_.tiers()->end_update(id);
+  count(id, group.updates, 1);
 }
 
 // The schedule knows of no such use.
@@ -89,7 +112,7 @@ void ExpertUpdates::replay(StorageId id, std::span<const std::int64_t> rows) {
   const std::vector<LateUpdates> updates = lag_.behind(id, rows);
   if (updates.empty()) return;
   const Flag updating(is_updating_);
-  optimizer_.update_experts_of(beside_, id, updates, false, true);
+  optimizer_.update_experts_of(beside_, id, {.all = updates, .end = updates.size()}, false, true);
   count(id, updates, 0);
 }
 
@@ -112,7 +135,7 @@ std::optional<ExpertReplays> ExpertUpdates::replays() const {
 
 void ExpertUpdates::update_all(bool outside) {
   for (Group& group : groups_)
-    update(group, group.layers(), outside);
+    update(group, group.layers() * parts_, outside);
 }
 
 void ExpertUpdates::before_gradients() {
@@ -144,7 +167,7 @@ void ExpertUpdates::before(StorageId id, const MemberVisit& visit) {
     const Place place = place_of(id);
     Group& group = groups_[place.group];
     update(group,
-           updates_due::before({place.layer, visit.kind, visit.micro_batch}, group.layers()),
+           updates_due::before({place.layer, visit.kind, visit.micro_batch}, pace(group)),
            false);
   }
   replay(id, visit.rows);
@@ -153,14 +176,13 @@ void ExpertUpdates::before(StorageId id, const MemberVisit& visit) {
 void ExpertUpdates::after(StorageId id, const MemberVisit& visit) {
   const Place place = place_of(id);
   Group& group = groups_[place.group];
-  update(group,
-         updates_due::after({place.layer, visit.kind, visit.micro_batch}, group.layers()),
-         false);
+  update(
+      group, updates_due::after({place.layer, visit.kind, visit.micro_batch}, pace(group)), false);
 }
 
 bool ExpertUpdates::awaits(StorageId id) const {
   const Place place = place_of(id);
-  return place.layer >= groups_[place.group].done;
+  return (place.layer + 1) * parts_ > groups_[place.group].done;
 }
 
 }  // namespace moesaic

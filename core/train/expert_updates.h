@@ -9,6 +9,7 @@
 #include "core/train/member_lag.h"
 #include "core/train/optimizer.h"
 #include "core/train/step_record.h"
+#include "core/train/tier_schedule.h"
 #include "kernels/backend.h"
 
 namespace moesaic {
@@ -16,6 +17,7 @@ namespace moesaic {
 /// Updates of offloaded experts on streams of their own, beside the next step's forward: what they bring from host memory
 /// and back then hides behind its products. An expert's next use waits for its update and for no other. Enqueued layer
 /// by layer, a little ahead of the forward (updates_due), and all at once when anything but a forward comes.
+/// A layer's updates come in parts where its micro-batches follow each other.
 /// The same ops on the same values as right after the step, so the same bits.
 ///
 /// Several streams, because a small kernel gets room on the device only where one of the forward's ends: what waits there
@@ -39,6 +41,8 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   ExpertUpdates(const ExpertUpdates&) = delete;
   ExpertUpdates& operator=(const ExpertUpdates&) = delete;
 
+  /// Of each layer's updates from now on (UpdatePace), when all are enqueued.
+  void set_parts(std::int32_t parts);
   /// The step's scalars, clip factor among them, are final on `main`: its updates begin.
   void begin(Backend& main);
   void before_gradients() override;
@@ -53,7 +57,8 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
  private:
   struct Group {
     std::span<const StorageId> storages;
-    std::int32_t done = 0;  ///< enqueued, from the first storage on
+    std::int32_t done = 0;  ///< parts that are enqueued, from the first of the first storage on
+    std::vector<LateUpdates> updates;  ///< of the storage in progress
     std::int32_t layers() const { return static_cast<std::int32_t>(storages.size()); }
   };
   struct Place {
@@ -61,6 +66,8 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
     std::int32_t layer = 0;
   };
   Place place_of(StorageId id) const;
+  UpdatePace pace(const Group& group) const { return {group.layers(), parts_}; }
+  void update_part(Group& group, bool outside);
   void update(Group& group, std::int32_t until, bool outside);
   void update_all(bool outside);
   void replay(StorageId id, std::span<const std::int64_t> rows);
@@ -73,6 +80,7 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   MemberLag lag_;
   ExpertReplays replays_;
   std::vector<Group> groups_;
+  std::int32_t parts_ = 1;
   bool is_updating_ = false;  ///< the calls of the tiers are its own
 };
 

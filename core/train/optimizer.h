@@ -42,6 +42,13 @@ struct LateUpdates {
   std::int64_t first = 0, end = 0;
 };
 
+/// Those of a storage of which some are made now, [begin, end): all in turn, from the first on.
+struct LateMembers {
+  std::span<const LateUpdates> all;
+  std::size_t begin = 0, end = 0;
+  bool is_first = true;  ///< the tiers are told of all of them
+};
+
 /// What an optimizer keeps of experts beside masters: ExpertTierOptions::state_kinds.
 std::vector<std::string> expert_state_kinds(const OptimizerOptions& options);
 inline constexpr const char* kAverageKind = "average";
@@ -93,7 +100,7 @@ class Optimizer {
   /// their order. The gradients are zeros, but for that of the last step where `with_gradients`. `outside` as in ExpertTiers.
   void update_experts_of(std::span<Backend* const> backends,
                          StorageId id,
-                         std::span<const LateUpdates> members,
+                         const LateMembers& members,
                          bool with_gradients,
                          bool outside);
   /// Whether these experts' updates change anything in this phase.
@@ -206,7 +213,7 @@ class Optimizer {
   };
   void update_members(std::span<Backend* const> backends,
                       StorageId id,
-                      std::span<const LateUpdates> updates,
+                      const LateMembers& updates,
                       const HowUpdated& how);
   void make_late_updates(Backend& backend,
                          StorageId id,

@@ -116,7 +116,7 @@ void Optimizer::update_experts(Backend& backend) {
     for (const std::int64_t m : own_members(params_, id))
       of_step.push_back({m, 0, 1});
     Backend* const backends[] = {&backend};
-    update_members(backends, id, of_step, {});
+    update_members(backends, id, {.all = of_step, .end = of_step.size()}, {});
   }
 }
 
@@ -135,7 +135,7 @@ void Optimizer::put_off_experts(Backend& backend, std::int64_t step) {
 
 void Optimizer::update_experts_of(std::span<Backend* const> backends,
                                   StorageId id,
-                                  std::span<const LateUpdates> members,
+                                  const LateMembers& members,
                                   bool with_gradients,
                                   bool outside) {
   update_members(backends,
@@ -166,15 +166,16 @@ bool Optimizer::updates_experts_of(StorageId id) const {
 
 void Optimizer::update_members(std::span<Backend* const> backends,
                                StorageId id,
-                               std::span<const LateUpdates> updates,
+                               const LateMembers& updates,
                                const HowUpdated& how) {
   const ParamId first = params_.params_of(id).front();
-  const bool moves = trains_experts_of(id), is_idle = updates.empty() || !updates_experts_of(id);
+  const bool moves = trains_experts_of(id),
+             is_idle = updates.all.empty() || !updates_experts_of(id);
   ExpertTiers& tiers = *params_.tiers();
   std::vector<std::int64_t> members;
-  for (const LateUpdates& u : updates)
+  for (const LateUpdates& u : updates.all)
     members.push_back(u.member);
-  if (!is_dry(*backends.front()))
+  if (updates.is_first && !is_dry(*backends.front()))
     tiers.begin_update(
         id,
         is_idle ? std::span<const std::int64_t>() : std::span<const std::int64_t>(members),
@@ -193,15 +194,15 @@ void Optimizer::update_members(std::span<Backend* const> backends,
   }
   const bool in_parts = moves && updates_in_parts(first);
   const std::size_t at_once = in_parts ? kSplitAtOnce : 1;
-  for (std::size_t i = 0; i < members.size(); i += at_once) {
+  for (std::size_t i = updates.begin; i < updates.end; i += at_once) {
     Backend& backend = *backends[i / at_once % backends.size()];
-    const auto turn = std::span(members).subspan(i, std::min(at_once, members.size() - i));
+    const auto turn = std::span(members).subspan(i, std::min(at_once, updates.end - i));
     tiers.with_members(
         id, turn, access, stream_of(backend), [&](std::span<const MemberTensors> tensors) {
           std::vector<MemberState> states;
           for (std::size_t k = 0; k < turn.size(); ++k)
             states.push_back(member_state(id, turn[k], tensors[k]));
-          if (!in_parts) return make_late_updates(backend, id, updates[i], states.front(), how);
+          if (!in_parts) return make_late_updates(backend, id, updates.all[i], states.front(), how);
           MOESAIC_CHECK(!how.beside, "matrices that ranks put together in the middle of a step");
           update_split_members(backend, id, turn, states);
           for (const MemberState& state : states)

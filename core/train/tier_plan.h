@@ -70,7 +70,7 @@ std::uint64_t file_bytes(std::span<const TierPart> parts);
 void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options);
-constexpr std::int64_t kStateSlots = 12, kRunSlots = 8;
+constexpr std::int64_t kStateSlots = 6, kRunSlots = 8;
 
 /// The limits that the keys set, without memory.device_budget: how much it leaves for the caches has to be measured
 /// (plan_memory()).

@@ -60,34 +60,53 @@ namespace {
 constexpr std::int32_t kAhead = 2;
 }  // namespace
 
-std::int32_t at_once(std::int32_t layers) {
-  return std::min(layers, 1);
+std::int32_t at_once(const UpdatePace& pace) {
+  return std::min(pace.layers, 1) * pace.parts;
 }
-std::int32_t before(const tiers::Visit& visit, std::int32_t layers) {
-  return visit.kind == tiers::VisitKind::forward ? visit.layer + 1 : layers;
+std::int32_t before(const tiers::Visit& visit, const UpdatePace& pace) {
+  const bool is_forward = visit.kind == tiers::VisitKind::forward;
+  return (is_forward ? visit.layer + 1 : pace.layers) * pace.parts;
 }
-std::int32_t after(const tiers::Visit& visit, std::int32_t layers) {
-  return visit.kind == tiers::VisitKind::forward ? std::min(layers, visit.layer + 1 + kAhead)
-                                                 : layers;
+std::int32_t after(const tiers::Visit& visit, const UpdatePace& pace) {
+  if (visit.kind != tiers::VisitKind::forward) return pace.layers * pace.parts;
+  // From where the layer before ended, or the step, to where this one ends.
+  const std::int32_t begin = visit.layer == 0 ? 1 : visit.layer + kAhead,
+                     end = visit.layer + 1 + kAhead;
+  const std::int32_t due =
+      std::min(begin * pace.parts + (end - begin) * (visit.micro_batch + 1), end * pace.parts);
+  return std::min(due, pace.layers * pace.parts);
 }
 }  // namespace updates_due
 
+std::int32_t update_parts(const std::vector<tiers::Visit>& step) {
+  std::int32_t parts = 0;
+  for (const tiers::Visit& v : step) {
+    if (v.layer != 0 || v.kind != tiers::VisitKind::forward) {
+      if (parts > 0) break;
+      continue;  // another layer comes first: nothing is known to follow
+    }
+    ++parts;
+  }
+  return std::max(parts, 1);
+}
+
 std::vector<tiers::Visit> with_updates_beside(const std::vector<tiers::Visit>& step) {
-  std::int32_t layers = 0;
+  UpdatePace pace{.parts = update_parts(step)};
   for (const tiers::Visit& v : step)
-    layers = std::max(layers, v.layer + 1);
+    pace.layers = std::max(pace.layers, v.layer + 1);
   std::vector<tiers::Visit> visits;
-  std::int32_t done = updates_due::at_once(layers);
+  std::int32_t done = updates_due::at_once(pace);
   const std::int32_t at_once = done;
   const auto update = [&](std::int32_t until) {
     for (; done < until; ++done)
-      visits.push_back({done, tiers::VisitKind::update, 0});
+      if (done % pace.parts == 0)
+        visits.push_back({done / pace.parts, tiers::VisitKind::update, 0});
   };
   for (const tiers::Visit& v : step) {
     if (v.kind == tiers::VisitKind::update) continue;
-    update(updates_due::before(v, layers));
+    update(updates_due::before(v, pace));
     visits.push_back(v);
-    update(updates_due::after(v, layers));
+    update(updates_due::after(v, pace));
   }
   done = 0;
   update(at_once);

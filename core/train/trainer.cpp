@@ -252,6 +252,7 @@ void Trainer::enter_phase(const Phase& phase) {
   }
   if (ExpertTiers* tiers = parts_.params->tiers()) {
     const std::vector<tiers::Visit> visits = expert_visits(config, phase, *parts_.model, position);
+    if (expert_updates_) expert_updates_->set_parts(update_parts(visits));
     tiers->set_schedule(expert_updates_ ? with_updates_beside(visits) : visits,
                         expert_updates_ && parts_.optimizer->late_steps() > 1
                             ? tiers::Updates::touched

@@ -124,4 +124,55 @@ TEST_CASE("updates beside the next forward stay ahead of it and end before the f
   }
 }
 
+TEST_CASE("updates beside the next forward are spread over the micro-batches of a layer") {
+  using tiers::Updates;
+  using tiers::VisitOrder;
+  constexpr std::int32_t kLayers = 5, kMicroBatches = 4;
+  std::vector<Visit> step;
+  for (std::int32_t l = 0; l < kLayers; ++l)
+    for (std::int32_t m = 0; m < kMicroBatches; ++m)
+      step.push_back({l, VisitKind::forward, m});
+  for (std::int32_t l = kLayers; l-- > 0;)
+    for (std::int32_t m = 0; m < kMicroBatches; ++m)
+      step.push_back({l, VisitKind::backward, m});
+  CHECK(update_parts(step) == kMicroBatches);
+  CHECK(update_parts(tiers::step_visits(3, 4, VisitOrder::horizontal, Updates::dense)) == 1);
+  CHECK(update_parts({}) == 1);
+
+  const UpdatePace pace{.layers = kLayers, .parts = kMicroBatches};
+  std::int32_t done = updates_due::at_once(pace);
+  CHECK(done == kMicroBatches);
+  std::int32_t most = 0;
+  for (const Visit& v : step) {
+    // Never more than the forward before it has taken: nothing is made in a hurry.
+    if (v.kind == VisitKind::forward) CHECK(updates_due::before(v, pace) <= done);
+    const std::int32_t due = updates_due::after(v, pace);
+    CHECK(due >= done);
+    most = std::max(most, due - done);
+    done = due;
+    if (v.kind == VisitKind::backward) CHECK(done == kLayers * kMicroBatches);
+  }
+  // The first layer takes those of two: its own were made at once.
+  CHECK(most == 2);
+
+  // A layer's update is where its first part is, once.
+  std::vector<std::pair<std::int32_t, Visit>> updates;  // after which forward
+  Visit last{};
+  for (const Visit& v : with_updates_beside(step)) {
+    if (v.kind == VisitKind::update)
+      updates.emplace_back(v.layer, last);
+    else
+      last = v;
+  }
+  const auto forward = [](std::int32_t l, std::int32_t m) {
+    return Visit{l, VisitKind::forward, m};
+  };
+  CHECK(updates == std::vector<std::pair<std::int32_t, Visit>>{
+                       {1, forward(0, 0)},
+                       {2, forward(0, 2)},
+                       {3, forward(1, 0)},
+                       {4, forward(2, 0)},
+                       {0, Visit{0, VisitKind::backward, kMicroBatches - 1}}});
+}
+
 }  // namespace moesaic::test
