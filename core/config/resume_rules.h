@@ -103,7 +103,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"parallel.cp", OnResume::logged, kOrder},
     {"parallel.ep", OnResume::logged, kOrder},
     {"parallel.etp", OnResume::logged, kOrder},
-    {"parallel.zero", OnResume::logged, "the norm of the gradients is summed in another order"},
+    {"parallel.zero", OnResume::free, ""},
     {"parallel.schedule", OnResume::logged, kPipeline},
     {"parallel.chunks", OnResume::logged, kPipeline},
     {"parallel.layers", OnResume::logged, kPipeline},

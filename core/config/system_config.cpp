@@ -39,7 +39,7 @@ void ParallelConfig::describe(Fields<ParallelConfig>& f) {
     &S::zero,
     "Optimizer state, masters and averages of the weights: 1 shards them over the ranks that sum a "
     "gradient (ZeRO-1: each updates its share, weights are gathered), 0 keeps them whole on each. "
-    "The updates are the same.")
+    "The updates have the same bits.")
       .between(0, 1)
       .also({"use_distributed_optimizer", "zero_stage"});
   f("schedule",

@@ -135,7 +135,7 @@ class WeightLease {
 };
 
 /// How masters and optimizer state are dealt to the ranks that sum a gradient, each of which keeps and updates its own
-/// part (ZeRO-1). Parts are cut between rows, families between members; what is named here stays in one piece.
+/// part (ZeRO-1). Parts are cut between RowBlocks, families between members; what is named here stays in one piece.
 struct StateSharding {
   std::int64_t bucket_bytes = std::int64_t{32} << 20;  ///< least gradients that are summed at once
   bool whole_matrices = false;  ///< parameters declared with `matrix` are cut between members only

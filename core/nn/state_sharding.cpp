@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/nn/parameter_store.h"
+#include "core/nn/row_blocks.h"
 
 namespace moesaic {
 namespace {
@@ -128,7 +129,7 @@ void ParameterStore::deal_group(std::size_t group) {
   };
   const auto add_cuts = [&](const Storage& s, std::vector<Cut>& cuts) {
     for (std::int64_t e = 0; e < std::max<std::int64_t>(1, s.members); ++e) {
-      // Whole members: the norm's partials then are the same whether or not members are offloaded, in records of their own.
+      // Whole members: each has a partial of the norm, and a record of its own where they are offloaded.
       if (s.members > 0) {
         const bool is_matrix = sharding_->whole_matrices && spec(s.params.front()).matrix;
         cuts.push_back({s.grad_begin + e * s.rows * s.cols, state_bytes(s, is_matrix)});
@@ -138,9 +139,9 @@ void ParameterStore::deal_group(std::size_t group) {
         const Shape& extent = place(id).block.extent;
         const std::int64_t begin = s.grad_begin + (e * s.rows + place(id).first_row) * s.cols;
         const bool is_matrix = sharding_->whole_matrices && spec(id).matrix;
-        const std::int64_t rows = extent.rank < 2 || is_matrix ? 1 : extent[0];
-        for (std::int64_t r = 0; r < rows; ++r)
-          cuts.push_back({begin + r * (extent.numel() / rows), state_bytes(s, is_matrix)});
+        const RowBlocks blocks(extent);
+        for (std::int64_t b = 0; b < (is_matrix ? 1 : blocks.count); ++b)
+          cuts.push_back({begin + b * blocks.elements, state_bytes(s, is_matrix)});
       }
     }
   };

@@ -160,7 +160,7 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   if (auto sharding = state_sharding(config, model)) params.shard_state(*sharding);
   if (tiers) params.offload_experts(*tiers);
   params.seal_pretend(run.device, ever_trained(phases, params));
-  ParameterStore whole(run.precision);
+  ParameterStore whole(run.precision, position);
   if (position.extent(Axis::pp) > 1) {
     const Model declared(whole, options);
     whole.seal_pretend(run.device, ever_trained(phases, whole));

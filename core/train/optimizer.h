@@ -83,7 +83,8 @@ class Optimizer {
                       std::int64_t member,
                       const TensorView& gradient);
 
-  /// Norm of all gradients (one f64 partial per tensor; storages in the order of declaration, each member by member),
+  /// Norm of all gradients (one f64 partial per expert's tensor and per block of rows of others (RowBlocks), so that its bits
+  /// do not depend on how state is sharded; storages in the order of declaration, each member by member),
   /// clip factor, and the skip flag when the
   /// norm or one of `guarded` is not finite. `world`: all ranks, which bring their partials together where the layout
   /// splits parameters; may be null for one rank. The order of the sum is that of one rank.
@@ -159,7 +160,8 @@ class Optimizer {
   bool is_uniform(StorageId id) const;
   void sum_squares(Backend& backend, StorageId id);
   TensorView partials_of(StorageId id) const;
-  TensorView partial_of(StorageId id, std::int64_t tensor) const;
+  TensorView partials_of(StorageId id, std::int64_t tensor) const;
+  void sum_squares_of_piece(Backend& backend, StorageId id, std::int64_t tensor);
   void update_storage(Backend& backend, StorageId id);
   void update_family(Backend& backend, ParamId id);
   void update_one(Backend& backend, ParamId id, std::int64_t member, ConstTensorView scalars);

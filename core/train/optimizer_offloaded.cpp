@@ -95,7 +95,7 @@ void Optimizer::sum_squares_of_member(Backend& backend,
   const auto each = static_cast<std::int64_t>(ids.size());
   for (std::int64_t i = 0; i < each; ++i) {
     const ParamId p = ids[static_cast<std::size_t>(i)];
-    const TensorView partial = partial_of(id, member * each + i);
+    const TensorView partial = partials_of(id, member * each + i);
     if (gradient.empty() || params_.frozen(p)) {
       run(backend, Fill{.y = partial, .value = 0.0});
     } else {

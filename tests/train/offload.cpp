@@ -70,8 +70,6 @@ struct Layout {
   int ranks;
   Overrides overrides;
 };
-// The norm adds up what every rank keeps of a tensor, and whole experts fall to other ranks than pieces of them do: with
-// state sharded over ranks with the same experts the last bit of a clip factor may differ, so that nothing is clipped there.
 const std::vector<Layout> kLayouts{
     {1, {}},
     {1, {}},
@@ -196,25 +194,13 @@ void check_split_matrices(bool weights) {
     INFO(fmt::format("{} ranks: {}", ranks, fmt::join(overrides, " ")));
     check_same(job(overrides, ranks, 3, offload), job(overrides, ranks, 3, {}));
   };
-  // Other pieces of tensors fall to the owners when experts leave the buckets, and the norm adds up pieces.
-  const auto check_owners = [&](const Overrides& more) {
-    const Overrides overrides = with(with(muon, more), {"optimizer.clip_grad_norm=0"});
-    Job found = job(overrides, 4, 3, roomy);
-    const Job expected = job(overrides, 4, 3, {});
-    for (std::size_t i = 0; i < expected.stats.size(); ++i) {
-      double& norm = found.stats[i].grad_norm;
-      CHECK(norm == Approx(expected.stats[i].grad_norm).epsilon(1e-14));
-      norm = expected.stats[i].grad_norm;
-    }
-    check_same(found, expected);
-  };
   for (const Overrides& types : kTypes)
     check(types, 2, tight);
   check(
       {"optimizer.ema_decay=0.9", "optimizer.untouched=skip", "data.sequence_length=16"}, 2, roomy);
   check(
       {"optimizer.ema_decay=0.9", "optimizer.untouched=lazy", "data.sequence_length=16"}, 2, tight);
-  check_owners({"run.precision=bf16", "optimizer.master=split"});
+  check({"run.precision=bf16", "optimizer.master=split"}, 4, roomy);
   check({"run.precision=bf16", "optimizer.master=split", "parallel.zero=0"}, 4, roomy);
   check({"run.precision=bf16", "optimizer.master=f32", "parallel.ep=2", "experts.place_every=2"},
         4,
@@ -224,6 +210,27 @@ void check_split_matrices(bool weights) {
          "optimizer.untouched=skip"},
         2,
         tight);
+}
+
+// Other pieces of dense tensors fall to the owners when experts leave the buckets, and all of them to every rank without
+// sharding. Sizes that no number of ranks divides, and gradients that are clipped in every step.
+void check_cuts(const Layout& layout, const Overrides& how) {
+  const Overrides overrides = with(with({"model.vocab_size=262",
+                                         "model.intermediate_size=52",
+                                         "model.num_experts=6",
+                                         "optimizer.clip_grad_norm=0.02",
+                                         "train.global_batch_size=12"},
+                                        layout.overrides),
+                                   how);
+  INFO(fmt::format("{} ranks: {}", layout.ranks, fmt::join(overrides, " ")));
+  const Job expected = job(overrides, layout.ranks, 3, {});
+  for (const StepStats& s : expected.stats)
+    CHECK(s.grad_norm > 0.02);
+  const Overrides whole = with(overrides, {"parallel.zero=0"});
+  check_same(job(whole, layout.ranks, 3, {}), expected);
+  check_same(job(whole, layout.ranks, 3, Offload{.on_device = 0.3}), expected);
+  for (const bool weights : {false, true})
+    check_same(job(overrides, layout.ranks, 3, Offload{.weights = weights}), expected);
 }
 
 // The first parameter of a family of experts.
@@ -368,6 +375,29 @@ TEST_CASE("offloaded states change no bit of training") {
 TEST_CASE("offloaded states and experts that move, and slices of them, change no bit of training") {
   check_combinations(false, 5, kMoving);
   check_combinations(true, 7, kMoving);
+}
+
+TEST_CASE(
+    "offloaded states and experts: clipped gradients have the same bits for any cut of state") {
+  const Overrides adamw{"optimizer.name=adamw"}, muon{"optimizer.name=muon"};
+  const Overrides f64{"run.precision=f64"}, f32{"run.precision=f32"};
+  check_cuts({2, {}}, with(muon, f32));
+  check_cuts({3, {}}, with(adamw, f64));
+  check_cuts({4, {}}, with(adamw, f32));
+  check_cuts({4, {}}, with(muon, f64));
+  check_cuts({4, {"parallel.ep=2"}}, with(adamw, f64));
+  check_cuts({4, {"parallel.tp=2"}}, with(adamw, f64));
+  check_cuts({4, {"parallel.tp=2", "parallel.etp=2"}}, with(muon, f64));
+  check_cuts({4, {"parallel.ep=2", "experts.place_every=1"}}, with(adamw, f64));
+  check_cuts({4, {"parallel.pp=2"}}, with(adamw, f64));
+  check_cuts({8,
+              {"parallel.tp=4",
+               "model.vocab_size=268",
+               "model.num_attention_heads=4",
+               "model.linear_attn_config.num_heads=4",
+               "model.indexer.index_n_heads=4"}},
+             with(adamw, f64));
+  check_cuts({4, {"parallel.cp=2"}}, with(adamw, f64));
 }
 
 TEST_CASE("offloaded states: a bad gradient of an expert leaves all of them alone") {
