@@ -96,7 +96,8 @@ expect 4 "offloaded activations of this rank need" "$moesaic" plan tiny.yaml $wa
 expect 4 "Raise experts.device_cache to at least" one run.dir=no experts.offload=states experts.device_cache=1KiB
 expect 4 "and the rest of the run needs" one run.dir=no experts.offload=states memory.device_budget=1MiB
 expect 4 "memory.device_budget is 1048576 bytes, and this run needs" one run.dir=no memory.device_budget=1MiB
-expect 4 "memory.host_budget is 20KiB" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "memory.host_budget is 20KiB. However large a file is, at least 40KiB must be in host memory" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "memory.host_budget is 60KiB. Raise it, or let what does not fit live in a file" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=60KiB
 expect 4 "Raise experts.device_cache to at least" "$moesaic" plan tiny.yaml parallel.dp=4 experts.offload=states experts.device_cache=1KiB
 expect 4 "Raise --device-memory to at least" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 100KiB
 case $out in *"experts' gate_up states"*"does not fit"*) ;; *) fail "the plan is not shown: $out" ;; esac
