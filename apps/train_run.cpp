@@ -17,6 +17,7 @@
 #include "comm/device_communicator.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/config/without_effect.h"
 #include "core/model/from_config.h"
 #include "core/train/step_trace.h"
 #include "kernels/cuda_handles.h"
@@ -278,18 +279,20 @@ bool TrainRun::is_lazy() const {
          ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer);
 }
 
+void TrainRun::note_idle_keys() {
+  for (const config::Finding& note : config::without_effect(config()))
+    report_.line(fmt::format("note       {}: {}", note.keys.front(), note.message));
+}
+
 // Of no harm, but not what was meant.
 void TrainRun::warn_of_dense_updates() {
-  const bool is_full = config().experts.offload == config::ExpertOffload::full;
-  const bool has_experts = assembly_.params->tiers() != nullptr || !is_full;  // of this stage
-  if (!is_root() || config().optimizer.untouched != config::Untouched::lazy || !has_experts ||
-      is_lazy())
+  const bool has_experts = assembly_.params->tiers() != nullptr;  // of this stage
+  if (!is_root() || config().optimizer.untouched != config::Untouched::lazy ||
+      config().experts.offload != config::ExpertOffload::full || !has_experts || is_lazy())
     return;
-  report_.line(fmt::format(
-      "warning    optimizer.untouched: lazy does what dense does here: {}",
-      is_full ? "ranks that hold the same experts, or slices of them for Muon, update them "
-                "together"
-              : "it takes experts.offload=full for an update to wait"));
+  report_.line(
+      "warning    optimizer.untouched: lazy does what dense does here: ranks that hold the same "
+      "experts, or slices of them for Muon, update them together");
 }
 
 // Of this life, on rank 0.
@@ -412,6 +415,7 @@ int TrainRun::run() {
   if (!finished.checkpoint.empty()) return end_finished(finished);  // and all of it is right
   open_run_dir(changes);
   begin_report();
+  note_idle_keys();
   log_touches();
   warn_of_dense_updates();
   for (const ConfigChange& c : changes) {

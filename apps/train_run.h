@@ -55,6 +55,7 @@ class TrainRun {
   void mark_ranges();
   void log_touches();
   bool is_lazy() const;
+  void note_idle_keys();
   void warn_of_dense_updates();
   int train();
   std::optional<StepStats> next_step(StopReason& stop);

@@ -50,7 +50,8 @@ one run.dir=lazy $few experts.offload=full $small optimizer.untouched=lazy log.d
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
 grep -q '"replays":[1-9][0-9]*,"steps_replayed":[1-9]' lazy/metrics.jsonl || fail "no update waited: $(grep '"offload"' lazy/metrics.jsonl)"
 grep -q '^step [2468] | offload .* | replays [1-9][0-9]* of [1-9][0-9]* step(s) | host waited' log.lazy || fail "no word of replays: $(cat log.lazy)"
-expect 0 "warning    optimizer.untouched: lazy does what dense does here: it takes experts.offload=full" one run.dir=warned train.steps=3 optimizer.untouched=lazy
+expect 0 "note       optimizer.untouched: lazy does what dense does here: it takes experts.offload=full" one run.dir=warned train.steps=3 optimizer.untouched=lazy memory.host_budget=1GiB
+case $out in *"note       memory.host_budget: nothing is offloaded to host memory"*) ;; *) fail "no word of a budget for nothing: $out" ;; esac
 back_to lazy
 "$moesaic" resume lazy optimizer.untouched=decay > log.txt
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
@@ -69,6 +70,7 @@ expect 4 "memory.file_path must be a folder that this user can write to" "$moesa
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
+expect 0 "note: memory.host_budget: nothing is offloaded to host memory; it counts with experts.offload" "$moesaic" plan tiny.yaml memory.host_budget=1GiB
 expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 1800KiB
 "$moesaic" plan tiny.yaml experts.offload=full --device-memory 1800KiB --json > plan.json
 perl -MJSON::PP -e 'local $/; $p = decode_json(<>); $r = $p->{rank_memory}; $sum = 0; $sum += $_ for values %{$r->{parts}};
