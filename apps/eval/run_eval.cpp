@@ -66,7 +66,7 @@ class Evaluation {
         config_(config),
         changes_(changes),
         place_(place) {
-    if (!is_root()) return;
+    if (!is_root() || !style.step_lines) return;
     // Standard output holds the result alone.
     Console::Options options;
     options.lines = &std::cerr;

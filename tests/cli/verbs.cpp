@@ -64,6 +64,14 @@ TEST_CASE("cli: help, version, and an example for every verb") {
   }
 }
 
+TEST_CASE("cli: eval says what its progress is") {
+  const Result help = moesaic("eval --help");
+  CHECK(contains(help.output, "How far loading and scoring are, on stderr"));
+  CHECK(contains(help.output, "Standard output holds the result and nothing else"));
+  CHECK_FALSE(contains(help.output, "log.interval"));  // there are no steps
+  CHECK_FALSE(contains(help.output, "--color"));
+}
+
 TEST_CASE("cli: unknown commands and options") {
   const Result verb = moesaic("explian x");
   CHECK(verb.code == 2);
