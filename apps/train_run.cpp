@@ -274,9 +274,12 @@ std::optional<StepStats> TrainRun::traced_step(std::int64_t& stop_wish) {
   return stats;
 }
 
+bool TrainRun::updates_run_beside() const {
+  return ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer);
+}
+
 bool TrainRun::is_lazy() const {
-  return assembly_.optimizer->options().lazy_untouched &&
-         ExpertUpdates::can_run_beside(*assembly_.params, *assembly_.optimizer);
+  return assembly_.optimizer->options().lazy_untouched && updates_run_beside();
 }
 
 void TrainRun::note_idle_keys() {
@@ -306,7 +309,8 @@ void TrainRun::log_touches() {
   const bool all = !assembly_.optimizer->options().skip_untouched && !is_lazy();
   touches_.emplace(*tiers,
                    std::filesystem::path(config().run.dir) / *config().experts.touch_log,
-                   all ? tiers::Updates::dense : tiers::Updates::touched);
+                   all ? tiers::Updates::dense : tiers::Updates::touched,
+                   updates_run_beside());
 }
 
 void TrainRun::mark_ranges() {

@@ -54,6 +54,7 @@ class TrainRun {
   int run();
   void mark_ranges();
   void log_touches();
+  bool updates_run_beside() const;
   bool is_lazy() const;
   void note_idle_keys();
   void warn_of_dense_updates();

@@ -341,6 +341,7 @@ TEST_CASE("forecast: an update of what was touched may be the next step's first 
   f.used(0);
   CHECK(f.next_use(0) == 5);
   CHECK(f.foresee(1, 1).size() == 2);
+  CHECK(f.foresee(1, 0.5).size() == 2);  // the others, which may be drawn again, are not updated
   f.begin_visit(step[0], both);
   f.used(0);
   CHECK(f.next_use(0) == Approx(6 + (1 / 0.8 - 1) * 2.5));
