@@ -7,17 +7,19 @@
 namespace moesaic::apps {
 namespace {
 
-using Flat = std::vector<std::pair<std::string, std::string>>;
+constexpr const char* kNull = "null";
+
+}  // namespace
 
 // Only what effective_yaml() writes has to be read: block mappings, lists of mappings, one value per line, an origin in a
 // comment at the end.
-Flat flatten(const std::string& yaml) {
+std::vector<std::pair<std::string, std::string>> config_values(const std::string& yaml) {
   struct Level {
     std::size_t indent;
     std::string key;
     int items = 0;
   };
-  Flat flat;
+  std::vector<std::pair<std::string, std::string>> values;
   std::vector<Level> levels;
   std::istringstream lines(yaml);
   for (std::string line; std::getline(lines, line);) {
@@ -35,34 +37,32 @@ Flat flatten(const std::string& yaml) {
     const auto colon = line.find(':', indent);
     if (colon == std::string::npos) continue;
     levels.push_back({indent, line.substr(indent, colon - indent)});
-    const auto value = line.find_first_not_of(' ', colon + 1);
-    if (value == std::string::npos) continue;
+    const auto start = line.find_first_not_of(' ', colon + 1);
+    if (start == std::string::npos) continue;
     std::string key;
     for (const Level& level : levels)
       key += (key.empty() || level.key[0] == '[' ? "" : ".") + level.key;
-    flat.emplace_back(key, line.substr(value));
+    values.emplace_back(key, line.substr(start));
   }
-  return flat;
+  return values;
 }
-
-}  // namespace
 
 std::vector<ConfigChange> config_changes(const std::string& before_yaml,
                                          const std::string& after_yaml) {
-  const Flat before = flatten(before_yaml), after = flatten(after_yaml);
+  const auto before = config_values(before_yaml), after = config_values(after_yaml);
   std::map<std::string, std::string> old(before.begin(), before.end());
   std::vector<ConfigChange> changes;
   for (const auto& [key, value] : after) {
     const auto it = old.find(key);
     if (it == old.end()) {
-      changes.push_back({key, "absent", value});
+      if (value != kNull) changes.push_back({key, "absent", value});
     } else if (it->second != value) {
       changes.push_back({key, it->second, value});
     }
     if (it != old.end()) old.erase(it);
   }
   for (const auto& [key, value] : before) {
-    if (old.count(key) != 0) changes.push_back({key, value, "absent"});
+    if (old.count(key) != 0 && value != kNull) changes.push_back({key, value, "absent"});
   }
   return changes;
 }

@@ -26,14 +26,20 @@ bool has_launcher(const Terminal& terminal) {
 
 }  // namespace
 
-void add_console_arguments(CLI::App& verb, ConsoleArguments& arguments) {
-  verb.add_option("--progress",
-                  arguments.progress,
-                  "line: a line per log.interval steps; bar: the same and a bar on stderr, for one "
-                  "process on a "
-                  "terminal; none: no lines of steps; auto: bar where it works")
+void add_progress_argument(CLI::App& verb,
+                           ConsoleArguments& arguments,
+                           const std::string& description) {
+  verb.add_option("--progress", arguments.progress, description)
       ->check(CLI::IsMember({"auto", "bar", "line", "none"}))
       ->capture_default_str();
+}
+
+void add_console_arguments(CLI::App& verb, ConsoleArguments& arguments) {
+  add_progress_argument(verb,
+                        arguments,
+                        "line: a line per log.interval steps; bar: the same and a bar on stderr, "
+                        "for one process on a "
+                        "terminal; none: no lines of steps; auto: bar where it works");
   verb.add_option("--color",
                   arguments.color,
                   "auto: on a terminal without a launcher, unless NO_COLOR is set; always; never")

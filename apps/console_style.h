@@ -16,6 +16,10 @@ struct ConsoleArguments {
   std::string color = "auto";     ///< auto, always, never
 };
 void add_console_arguments(CLI::App& verb, ConsoleArguments& arguments);
+/// --progress alone, with what its words mean to this verb.
+void add_progress_argument(CLI::App& verb,
+                           ConsoleArguments& arguments,
+                           const std::string& description);
 
 /// What the choice depends on; `environment` as std::getenv.
 struct Terminal {

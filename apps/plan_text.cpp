@@ -10,6 +10,7 @@
 #include "apps/plan_report.h"
 #include "apps/text_table.h"
 #include "core/config/check.h"
+#include "core/config/without_effect.h"
 #include "core/model/from_config.h"
 #include "parallel/mesh.h"
 
@@ -253,6 +254,8 @@ std::string plan_text(const config::LoadedConfig& loaded,
   if (pipeline) text += pipeline_text(loaded.config, *pipeline);
   for (const config::Problem& note : config::untrainable(loaded.config))
     text += "note: " + note.key + ": " + note.message + "\n";
+  for (const config::Finding& note : config::without_effect(loaded.config))
+    text += "note: " + note.keys.front() + ": " + note.message + "\n";
   if (too_little)
     return text + (loaded.config.experts.offload == config::ExpertOffload::none
                        ? "does not fit into host memory\n"

@@ -11,6 +11,7 @@
 #include "apps/finished_mark.h"
 #include "apps/rank_agreement.h"
 #include "apps/run_tokenizer.h"
+#include "apps/saved_config.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
@@ -312,8 +313,7 @@ Continued continue_run(const ResumeParts& parts) {
     }
     require_seen_by_all(*parts.host, target.folder, "run.dir (or the folder of --resume)");
     Continued result{.yes = true, .origin = target.origin};
-    result.changes =
-        config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded));
+    result.changes = changes_since(checkpoint_config(target.folder), *parts.loaded);
     refuse(parts, target.folder, result.changes);
     report(parts, result.changes);
     require_same_tokenizer(target.folder, parts.tokenizer);
@@ -375,8 +375,7 @@ FinishedRun finished_run(const ResumeParts& parts) {
   }
   parts.host->broadcast_host(folder, 0);
   if (folder.empty()) return {};
-  const auto changes =
-      config_changes(checkpoint_config(folder), config::effective_yaml(*parts.loaded));
+  const auto changes = changes_since(checkpoint_config(folder), *parts.loaded);
   refuse(parts, folder, changes);
   if (!fits_ranks(config, parts.host->size()) ||
       !std::all_of(changes.begin(), changes.end(), [](auto& c) { return builds_nothing(c.key); }))
@@ -398,8 +397,7 @@ void load_start_weights(const ResumeParts& parts) {
   if (const auto differences = checkpoint_differences(target.folder, weights, false);
       !differences.empty()) {
     std::string text = "checkpoint.load_weights: " + misfit_text(target.folder, differences);
-    for (const ConfigChange& c :
-         config_changes(checkpoint_config(target.folder), config::effective_yaml(*parts.loaded))) {
+    for (const ConfigChange& c : changes_since(checkpoint_config(target.folder), *parts.loaded)) {
       if (c.key.starts_with("model.") || c.key == "run.precision")
         text += fmt::format("\n  {}", text_of(c));
     }

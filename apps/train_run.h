@@ -54,7 +54,9 @@ class TrainRun {
   int run();
   void mark_ranges();
   void log_touches();
+  bool updates_run_beside() const;
   bool is_lazy() const;
+  void note_idle_keys();
   void warn_of_dense_updates();
   int train();
   std::optional<StepStats> next_step(StopReason& stop);

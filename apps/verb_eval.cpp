@@ -45,8 +45,13 @@ void add_eval(CLI::App& app, Action& action) {
       "--tokenizer",
       a->tokenizer,
       "Of a run that does not know it: bytes, a tokenizer.json, a rank file, or their folder");
-  add_console_arguments(*verb, a->console);
+  add_progress_argument(*verb,
+                        a->console,
+                        "How far loading and scoring are, on stderr: line: a line every 30 s; bar: "
+                        "a bar in its place, for one process on a terminal; none: nothing; auto: "
+                        "bar where it works");
   verb->footer(
+      "Standard output holds the result and nothing else, once all is scored.\n\n"
       "Example:\n  mpirun -np 2 moesaic eval runs/quickstart --data news=news.txt --choices "
       "quiz=quiz.jsonl\n");
   verb->callback([&action, a] { action = [a] { return eval::run_eval(*a); }; });

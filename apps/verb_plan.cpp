@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -22,23 +21,30 @@
 namespace moesaic::apps {
 namespace {
 
+// No sequence is longer.
+constexpr std::int64_t kMostDocument = std::int64_t{1} << 30;
+
 struct PlanArguments {
   ConfigArguments config;
   bool json = false;
   bool effective = false;
-  std::string device_memory;  ///< a size with its unit; empty = not given
+  std::optional<std::string> device_memory;  ///< a size with its unit
   std::int64_t least_document = kPlannedDocument;
   std::optional<ScheduleForm> schedule;
 };
 
 std::optional<std::int64_t> budget_of(const PlanArguments& arguments) {
-  if (arguments.device_memory.empty()) return std::nullopt;
-  const auto bytes = config::parse_bytes(arguments.device_memory);
+  if (!arguments.device_memory) return std::nullopt;
+  const std::string& text = *arguments.device_memory;
+  const auto bytes = config::parse_bytes(text);
   if (!bytes.value)
     throw UsageError(
         fmt::format("--device-memory {}: {}",
-                    arguments.device_memory,
+                    text,
                     bytes.error.empty() ? "is no size; write for example 80GiB" : bytes.error));
+  if (*bytes.value <= 0)
+    throw UsageError(fmt::format(
+        "--device-memory {}: a device has more than that; write for example 80GiB", text));
   return bytes.value;
 }
 
@@ -67,7 +73,7 @@ int plan(const PlanArguments& arguments) {
     return 0;
   }
   MemoryLimits limits{.device_key = "--device-memory"};
-  if (budget) limits.device = static_cast<std::uint64_t>(std::max<std::int64_t>(0, *budget));
+  if (budget) limits.device = static_cast<std::uint64_t>(*budget);
   std::vector<MemoryPlan> stages;
   std::optional<ResourceError> too_little;  // for what is offloaded; said behind what can be said
   try {
@@ -106,7 +112,7 @@ void add_plan(CLI::App& app, Action& action) {
                    arguments->least_document,
                    "Tokens that every document has at least. Kernels need memory per document; a "
                    "run looks at its data")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->check(CLI::Range(std::int64_t{1}, kMostDocument))
       ->capture_default_str();
   verb->add_flag("--effective",
                  arguments->effective,

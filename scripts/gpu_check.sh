@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu_check.sh: on a machine with a CUDA toolkit and a GPU, builds into build_gpu/, runs the CUDA tests, training on the GPU (on two or
 # more, over NCCL), the reference cases in three types and the large cases, side by side; then, alone, the speed of every op
-# and of two models of 5 B parameters. Prints the time of every part and fails if any did. About seven minutes on 16 cores.
+# and of two models of 5 B parameters. Prints the time of every part and fails if any did. About eleven minutes on 16 cores.
 # Installs nothing and needs no network. A test that finds no GPU fails.
 #   BENCH=0 scripts/gpu_check.sh      leaves the speed out
 #   LOGS=folder scripts/gpu_check.sh  leaves the output of every part in folder
@@ -22,18 +22,19 @@ succeeded build || finish
 "$moesaic" --version
 
 if [ "${TESTS:-1}" != 0 ]; then
-  # The tests of the kernels are the longest part, so they are two.
-  start kernels_1 480 "$tests/test_cuda" '[repeat]~[.],[grouped]~[.],~[.]KDA*'
+  # The longest first. The tests of the kernels are two parts for that reason; the whole program, and its ranks over NCCL, are on two
+  # devices where there are two.
   start kernels_2 480 "$tests/test_cuda" '~[.]~[repeat]~[grouped]~KDA*'
-  start kernels_far_offsets 480 "$tests/test_cuda" '[.large]'
+  start_test() { start "$1" 480 ctest --test-dir "$BUILD_DIR" -R "^$1\$" --output-on-failure --no-tests=error; }
+  start_test layouts_cuda
+  start kernels_1 480 "$tests/test_cuda" '[repeat]~[.],[grouped]~[.],~[.]KDA*'
+  for name in selftest_cuda offload_cuda comm_nccl train_cuda experts_cuda; do start_test "$name"; done
   start training 480 "$tests/test_cuda_train"
-  # The whole program, and its ranks over NCCL: on two devices where there are two.
-  for name in train_cuda layouts_cuda selftest_cuda experts_cuda offload_cuda comm_nccl cuda_gate; do
-    start "$name" 480 ctest --test-dir "$BUILD_DIR" -R "^$name\$" --output-on-failure --no-tests=error
-  done
   for dtype in f64 f32 bf16; do
     start "verify_$dtype" 480 "$moesaic" verify --cases tests/golden --device cuda --dtype "$dtype"
   done
+  start kernels_far_offsets 480 "$tests/test_cuda" '[.large]'
+  start_test cuda_gate
   # Large cases: the kernels for any size in f32, then the tiled ones, which must run.
   start verify_large_f32_plain 480 "$moesaic" verify --large --device cuda --threads 6 --dtype f32 --path plain
   start verify_large_bf16 480 "$moesaic" verify --large --device cuda --threads 6 --dtype bf16

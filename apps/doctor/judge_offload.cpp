@@ -1,26 +1,27 @@
 #include <fmt/format.h>
 
 #include "apps/doctor/judge.h"
+#include "apps/text_table.h"
 
 namespace moesaic::apps::doctor {
 namespace {
 
 constexpr const char* kSeePlan = "moesaic plan with the same arguments shows what takes it";
 
-std::string gib(std::uint64_t bytes) {
-  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1024.0 * 1024 * 1024));
+std::string size(std::uint64_t bytes) {
+  return binary(static_cast<std::int64_t>(bytes));
 }
 
 // Of all ranks of the machine.
 Finding judge_host(const OffloadFacts& facts, int local_ranks) {
   const std::string what = "host memory";
-  const std::string available = facts.available ? gib(*facts.available) + " available"
+  const std::string available = facts.available ? size(*facts.available) + " available"
                                                 : "the system does not say how much is available";
   if (!facts.host_budget)
     return {Health::ok, what, available + "; memory.host_budget is not set", ""};
   const std::uint64_t wanted = *facts.host_budget * static_cast<std::uint64_t>(local_ranks);
   const std::string found = fmt::format(
-      "{}; memory.host_budget of {} rank(s) is {}", available, local_ranks, gib(wanted));
+      "{}; memory.host_budget of {} rank(s) is {}", available, local_ranks, size(wanted));
   if (facts.available && wanted > *facts.available)
     return {Health::warn,
             what,
@@ -43,9 +44,9 @@ Finding judge_file(const OffloadFacts& facts, int local_ranks) {
       "{} on {}, {} free; memory.file_budget of {} rank(s) is {}; written at {:.0f} MB/s",
       disk.folder,
       disk.kind,
-      gib(disk.free),
+      size(disk.free),
       local_ranks,
-      gib(wanted),
+      size(wanted),
       disk.bytes_per_second / 1e6);
   if (disk.is_memory)
     return {
@@ -87,11 +88,6 @@ Findings judge_offload(const OffloadFacts& facts, const ProcessFacts& process, i
 Finding judge_memory_plan(const MemoryPlanFacts& facts) {
   const std::string what = "memory plan";
   if (!facts.shortage.empty()) return {Health::fail, what, facts.shortage, kSeePlan};
-  const auto size = [](std::uint64_t bytes) {
-    return bytes < std::uint64_t{100} << 20
-               ? fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024.0 * 1024))
-               : gib(bytes);
-  };
   std::string found = fmt::format("a rank of {} needs {} of {}",
                                   facts.ranks,
                                   size(facts.device),

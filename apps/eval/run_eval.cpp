@@ -10,10 +10,10 @@
 #include <fmt/format.h>
 
 #include "apps/checkpoint_path.h"
-#include "apps/config_changes.h"
 #include "apps/eval/inputs.h"
 #include "apps/eval/report.h"
 #include "apps/launch.h"
+#include "apps/saved_config.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
@@ -66,7 +66,7 @@ class Evaluation {
         config_(config),
         changes_(changes),
         place_(place) {
-    if (!is_root()) return;
+    if (!is_root() || !style.step_lines) return;
     // Standard output holds the result alone.
     Console::Options options;
     options.lines = &std::cerr;
@@ -170,7 +170,7 @@ int run_eval(const EvalArguments& arguments) {
     loaded = config::load_config_text(checkpoint_config(checkpoint),
                                       (checkpoint / kManifestName).string() + " (config)",
                                       arguments.overrides);
-    changes = config_changes(checkpoint_config(checkpoint), config::effective_yaml(loaded));
+    changes = changes_since(checkpoint_config(checkpoint), loaded);
     require_same_types(checkpoint, changes);
   });
   if (problem != 0) return problem;

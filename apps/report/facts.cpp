@@ -240,6 +240,18 @@ Table facts_table(const std::vector<RunData>& runs) {
   return table;
 }
 
+namespace {
+
+constexpr const char* kNoKey = "absent";
+
+// An absent key and one that is null have the same value.
+bool differ(const std::string& a, const std::string& b) {
+  const auto value = [](const std::string& cell) { return cell == kNoKey ? "null" : cell; };
+  return value(a) != value(b);
+}
+
+}  // namespace
+
 Table config_table(const std::vector<RunData>& runs) {
   Table table;
   table.head.emplace_back("key");
@@ -248,9 +260,9 @@ Table config_table(const std::vector<RunData>& runs) {
   for (const RunData& run : runs) {
     table.head.push_back(run.name);
     auto& own = values.emplace_back();
-    for (const ConfigChange& entry : config_changes("", run.config)) {
-      own[entry.key] = entry.after;
-      if (std::find(keys.begin(), keys.end(), entry.key) == keys.end()) keys.push_back(entry.key);
+    for (const auto& [key, value] : config_values(run.config)) {
+      own[key] = value;
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
     }
   }
   for (const std::string& key : keys) {
@@ -258,9 +270,9 @@ Table config_table(const std::vector<RunData>& runs) {
     std::vector<std::string> cells{key};
     for (const auto& own : values) {
       const auto it = own.find(key);
-      cells.push_back(it == own.end() ? "absent" : it->second);
+      cells.push_back(it == own.end() ? kNoKey : it->second);
     }
-    if (std::adjacent_find(cells.begin() + 1, cells.end(), std::not_equal_to<>()) != cells.end())
+    if (std::adjacent_find(cells.begin() + 1, cells.end(), differ) != cells.end())
       table.rows.push_back(std::move(cells));
   }
   return table;

@@ -246,8 +246,8 @@ RunData read_run(const fs::path& dir) {
 }
 
 std::optional<std::string> config_value(const RunData& run, const std::string& key) {
-  for (const ConfigChange& entry : config_changes("", run.config))
-    if (entry.key == key) return entry.after;
+  for (const auto& [name, value] : config_values(run.config))
+    if (name == key) return value;
   return std::nullopt;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <ostream>
 #include <set>
@@ -174,11 +175,38 @@ int compare_all(const LayoutsOptions& options,
   return table.finish();
 }
 
+/// What is being trained, for the watchdog's message. Longer lived than the watchdog.
+class Watched {
+ public:
+  explicit Watched(const config::Config& config) : config_(config) {}
+  Activity activity;
+
+  std::unique_ptr<Watchdog> watchdog() const {
+    return make_watchdog(config_.comm,
+                         activity,
+                         "this ends the test with exit code 124 (comm.first_step_s, and "
+                         "comm.watchdog_s, which is 0 to wait for ever)");
+  }
+  /// For a PeriodScope: "training in layout dp=2,ep=2".
+  const char* name_of(const Layout& layout) {
+    return names_.emplace_back("training in layout " + layout.name()).c_str();
+  }
+
+ private:
+  const config::Config& config_;
+  std::deque<std::string> names_;
+};
+
 int compare_on_threads(const LayoutsOptions& options,
                        const config::Config& config,
                        int threads,
                        std::ostream& out) {
+  Watched watched(config);
+  const ActivityOfThread here(&watched.activity);
+  const auto watchdog = watched.watchdog();
+  const PeriodScope period("comparing layouts", true);
   const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
+    const PeriodScope training(watched.name_of(layout), true);
     RunResult first;
     const config::Config laid = in_layout(config, layout);
     run_local_ranks(layout.ranks(), [&](Communicator& world) {
@@ -231,16 +259,13 @@ RunResult run_on_first(Communicator& world,
 int compare_on_ranks(const LayoutsOptions& options,
                      const config::Config& config,
                      std::ostream& out) {
-  Activity activity;
-  const ActivityOfThread here(&activity);
+  Watched watched(config);
+  const ActivityOfThread here(&watched.activity);
   CommOptions comm;
   std::unique_ptr<Watchdog> watchdog;
   if (on_gpus(config)) {
-    comm.activity = &activity;
-    watchdog = make_watchdog(config.comm,
-                             activity,
-                             "this ends the test with exit code 124 (comm.first_step_s, and "
-                             "comm.watchdog_s, which is 0 to wait for ever)");
+    comm.activity = &watched.activity;
+    watchdog = watched.watchdog();
   }
   return run_ranks(comm, [&](const RankPlace& place) {
     const PeriodScope period("comparing layouts", true);
@@ -250,6 +275,7 @@ int compare_on_ranks(const LayoutsOptions& options,
       between_devices = make_device_communicator(place.world, device, device_comm_options(config));
     Communicator& world = between_devices ? *between_devices : place.world;
     const RunLayout run = [&](const Layout& layout, const ChoiceUse& choices) {
+      const PeriodScope training(watched.name_of(layout), true);
       return run_on_first(
           world, in_layout(config, layout), layout.ranks(), device, options.steps, choices);
     };

@@ -1,8 +1,8 @@
-#include "core/config/check_offload.h"
-
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "core/config/check_topics.h"
 
 namespace moesaic::config {
 

@@ -30,9 +30,35 @@ ExpertUpdates::ExpertUpdates(ParameterStore& params,
   params.tiers()->set_put_off(this);
 }
 
+namespace {
+
+// In the place of updates that are lost: nobody may take the values of before for those of the last step.
+class Lost final : public ExpertTiers::PutOff {
+ public:
+  void before(StorageId, const MemberVisit&) override { refuse(); }
+  void after(StorageId, const MemberVisit&) override { refuse(); }
+  void before_gradients() override { refuse(); }
+  void finish() override { refuse(); }
+  bool awaits(StorageId) const override { return false; }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw InternalError("offloaded experts are behind: their updates ended with their trainer");
+  }
+};
+
+}  // namespace
+
 ExpertUpdates::~ExpertUpdates() {
-  params_.tiers()->set_put_off(nullptr);
+  static Lost lost;
   try {
+    const bool is_behind = std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
+      return group.done < group.layers() ||
+             std::any_of(group.storages.begin(), group.storages.end(), [&](StorageId id) {
+               return !lag_.behind(id, {}).empty();
+             });
+    });
+    params_.tiers()->set_put_off(is_behind ? &lost : nullptr);
     for (const auto& owner : owners_)
       owner->stream().synchronize();
   } catch (const std::exception&) {  // was thrown before, or is lost with what it was about

@@ -230,50 +230,69 @@ void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
   }
 }
 
-// What a home needs in host memory when all that may live in the file does.
-std::uint64_t least_host(std::vector<Chosen> all) {
+// All that may live in the file does, with the least staging.
+std::vector<Chosen> with_all_in_file(std::vector<Chosen> all) {
   for (Chosen& c : all) {
     if (!c.may_live_in_file()) continue;
     c.in_file = c.passing();
     c.staging = HomeTiers::kMinStaging;
   }
-  return sum(all, &Chosen::host);
+  return all;
+}
+
+// "48MiB gradients of gate_up, 0.5MiB staging for states of gate_up, 1MiB tables of slots".
+std::string host_parts(const std::vector<Chosen>& all,
+                       const TierLimits& limits,
+                       std::uint64_t tables,
+                       const Sizes& sizes) {
+  std::vector<std::string> parts;
+  for (const Chosen& c : all) {
+    if (c.host() == 0) continue;
+    parts.push_back(fmt::format("{} {}{} of {}",
+                                sizes.part(c.host()),
+                                c.in_file > 0 ? "staging for " : "",
+                                name(c.kind),
+                                c.group->name));
+  }
+  if (tables > 0) parts.push_back(sizes.part(tables) + " tables of slots");
+  if (limits.host_rest > 0)
+    parts.push_back(sizes.part(limits.host_rest) + " offloaded activations");
+  return joined(parts);
 }
 
 [[noreturn]] void refuse_host(const std::vector<Chosen>& all,
                               const TierLimits& limits,
                               std::uint64_t tables) {
   const std::uint64_t rest = tables + limits.host_rest, needed = sum(all, &Chosen::host) + rest;
+  const std::vector<Chosen> in_file = with_all_in_file(all);
+  const std::uint64_t least = sum(in_file, &Chosen::host) + rest;
   const Sizes sizes(needed);
-  std::vector<std::string> homes;
-  for (const Chosen& c : all) {
-    if (c.host() == 0) continue;
-    homes.push_back(fmt::format("{} {} of {}", sizes.part(c.host()), name(c.kind), c.group->name));
-  }
-  if (tables > 0) homes.push_back(sizes.part(tables) + " tables of slots");
-  if (limits.host_rest > 0)
-    homes.push_back(sizes.part(limits.host_rest) + " offloaded activations");
   std::string text = fmt::format("experts.offload: this rank needs {} of host memory ({}); ",
                                  sizes.needed(needed),
-                                 joined(homes));
+                                 host_parts(all, limits, tables, sizes));
   text += limits.host_is_budget ? fmt::format("memory.host_budget is {}", sizes.there(limits.host))
                                 : fmt::format("{} are available to this rank, as the system counts",
                                               sizes.there(limits.host));
-  if (limits.file == 0) {
+  if (limits.host < least) {  // no file is of any help
+    text += fmt::format(
+        ". However large a file is, at least {} must be in host memory ({}). {} memory.host_budget "
+        "to at least {}, or give the caches more device memory, in which more of it can stay",
+        sizes.needed(least),
+        host_parts(in_file, limits, tables, sizes),
+        limits.host_is_budget ? "Raise" : "If more can be had, set",
+        sizes.needed(least));
+  } else if (limits.file == 0) {
     text += limits.host_is_budget
                 ? ". Raise it, or let what does not fit live in a file: memory.file_path and "
                   "memory.file_budget"
                 : ". Set memory.host_budget, to what can be had if that is more, and let the "
                   "rest live in a file (memory.file_path and memory.file_budget)";
-    throw MemoryShortage(MemoryShortage::Where::host, needed, text);
+  } else {
+    text += fmt::format(
+        ", and memory.file_budget ({}) does not hold the rest. Raise memory.host_budget or "
+        "memory.file_budget",
+        sizes.there(limits.file));
   }
-  const std::uint64_t least = least_host(all) + rest;
-  text += fmt::format(
-      ", and with memory.file_budget {} at least {} of it must be in "
-      "host memory (gradients, staging and activations always are). "
-      "Raise memory.host_budget or memory.file_budget",
-      sizes.there(limits.file),
-      sizes.needed(least));
   throw MemoryShortage(MemoryShortage::Where::host, needed, text);
 }
 

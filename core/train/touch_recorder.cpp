@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/train/tier_schedule.h"
 
 namespace moesaic {
 
@@ -10,8 +11,12 @@ using tiers::VisitKind;
 
 TouchRecorder::TouchRecorder(ExpertTiers& tiers,
                              const std::filesystem::path& path,
-                             tiers::Updates updates)
-    : tiers_(tiers), group_(tiers.groups().front()), updates_(updates) {
+                             tiers::Updates updates,
+                             bool updates_beside)
+    : tiers_(tiers),
+      group_(tiers.groups().front()),
+      updates_(updates),
+      updates_beside_(updates_beside) {
   tiers::TouchLog head{.layers = static_cast<std::int32_t>(group_.storages.size()),
                        .experts = static_cast<std::int32_t>(group_.members),
                        .updates = updates};
@@ -49,17 +54,26 @@ void TouchRecorder::note(StorageId id, const MemberVisit& visit) {
     seen->rows[m] += visit.rows.empty() ? 1 : visit.rows[m];
 }
 
+std::vector<tiers::Visit> TouchRecorder::with_updates() const {
+  std::vector<tiers::Visit> all;
+  for (const Seen& s : visits_)
+    all.push_back(s.visit);
+  if (updates_ == tiers::Updates::none) return all;
+  if (updates_beside_) return with_updates_beside(all);
+  for (auto layer = static_cast<std::int32_t>(group_.storages.size()); layer-- > 0;)
+    all.push_back({layer, VisitKind::update, 0});
+  return all;
+}
+
 void TouchRecorder::end_step(std::int64_t step) {
-  for (const Seen& s : visits_) {
-    if (s.visit.kind == VisitKind::forward) {
-      writer_->forward(step, s.visit, s.rows);
+  auto seen = visits_.begin();
+  for (const tiers::Visit& visit : with_updates()) {
+    if (visit.kind == VisitKind::forward) {
+      writer_->forward(step, visit, seen->rows);
     } else {
-      writer_->other(step, s.visit);
+      writer_->other(step, visit);
     }
-  }
-  if (updates_ != tiers::Updates::none) {
-    for (auto layer = static_cast<std::int32_t>(group_.storages.size()); layer-- > 0;)
-      writer_->other(step, {layer, VisitKind::update, 0});
+    if (visit.kind != VisitKind::update) ++seen;
   }
   visits_.clear();
 }

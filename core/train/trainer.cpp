@@ -35,10 +35,10 @@ Trainer::Trainer(Parts parts)
   check_data();
   allocate();
 }
+// Updates of offloaded experts for which nobody asked are lost with it.
 Trainer::~Trainer() {
   // After an exception work may still be queued that points into the memory below.
   try {
-    if (expert_updates_) expert_updates_->finish();
     backend_->stream().synchronize();
     if (exchange_side_) exchange_side_->stream().synchronize();
     if (offloader_) offloader_->synchronize();

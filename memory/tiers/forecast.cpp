@@ -164,13 +164,15 @@ double ScheduleForecast::probability_at(std::int64_t position, Block block) cons
   return is_decided(position) ? 0 : probability_[index(block)];
 }
 
-// Whether the visits whose experts another one uses again have been.
+// Whether the visits whose experts another one uses again have been. Of an update that comes before forwards of its layer these
+// are the forwards of the step before.
 bool ScheduleForecast::is_decided(std::int64_t position) const {
   const Visit& visit = visit_at(position);
   const std::int64_t start = position / length() * length();
   for (const std::int64_t f : draws_[static_cast<std::size_t>(visit.layer)]) {
-    const bool counts =
-        visit.kind == VisitKind::update || visit_at(f).micro_batch == visit.micro_batch;
+    const bool counts = visit.kind == VisitKind::update
+                            ? start + f < position
+                            : visit_at(f).micro_batch == visit.micro_batch;
     if (counts && start + f > now_) return false;
   }
   return true;

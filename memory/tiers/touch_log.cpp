@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -194,25 +195,43 @@ TouchLog read_touch_log(const std::filesystem::path& path) {
 
 TouchFiller::TouchFiller(const TouchLog& log) : experts_(log.experts), updates_(log.updates) {}
 
+namespace {
+
+bool has_layer(const std::vector<std::pair<Visit, std::vector<Block>>>& forwards,
+               std::int32_t layer) {
+  return std::any_of(forwards.begin(), forwards.end(), [&](const auto& forward) {
+    return forward.first.layer == layer;
+  });
+}
+
+}  // namespace
+
+const TouchFiller::Forwards& TouchFiller::updated_by(const Visit& update) const {
+  return has_layer(forwards_, update.layer) ? forwards_ : forwards_before_;
+}
+
 std::vector<Block> TouchFiller::blocks(std::int64_t step,
                                        const Visit& visit,
                                        const std::vector<Block>& touched) {
-  if (step != step_) forwards_.clear();
+  if (step != step_) forwards_before_ = std::exchange(forwards_, {});
   step_ = step;
   if (visit.kind == VisitKind::forward) {
     forwards_.emplace_back(visit, touched);
     return touched;
   }
   std::vector<Block> blocks;
-  const Block first = static_cast<Block>(visit.layer) * experts_;
-  if (visit.kind == VisitKind::update && updates_ == Updates::dense) {
-    for (Block b = first; b < first + experts_; ++b)
+  const bool is_update = visit.kind == VisitKind::update;
+  const Forwards& forwards = is_update ? updated_by(visit) : forwards_;
+  if (is_update && updates_ == Updates::dense) {
+    const Block first = static_cast<Block>(visit.layer) * experts_;
+    // Where a log begins there is no step before.
+    for (Block b = first; b < first + experts_ && has_layer(forwards, visit.layer); ++b)
       blocks.push_back(b);
     return blocks;
   }
-  for (const auto& [forward, experts] : forwards_) {
-    const bool counts = forward.layer == visit.layer && (visit.kind == VisitKind::update ||
-                                                         forward.micro_batch == visit.micro_batch);
+  for (const auto& [forward, experts] : forwards) {
+    const bool counts =
+        forward.layer == visit.layer && (is_update || forward.micro_batch == visit.micro_batch);
     if (counts) blocks.insert(blocks.end(), experts.begin(), experts.end());
   }
   std::sort(blocks.begin(), blocks.end());

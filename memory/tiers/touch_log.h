@@ -79,7 +79,8 @@ TouchLog draw_touch_log(const TouchOptions& options);
 /// Probabilities that a token chooses each expert: proportional to the weights where that is at most 1, of sum top_k.
 std::vector<double> choice_probabilities(const std::vector<double>& weights, std::int64_t top_k);
 
-/// The experts that backwards and updates use, from the forwards of their step; all blocks in the order of use.
+/// The experts that backwards and updates use, from the forwards of their step; all blocks in the order of use. An update that
+/// comes before its layer's forwards is of the step before: it runs beside them.
 class TouchFiller {
  public:
   explicit TouchFiller(const TouchLog& log);
@@ -89,10 +90,13 @@ class TouchFiller {
                             const std::vector<Block>& touched);
 
  private:
+  using Forwards = std::vector<std::pair<Visit, std::vector<Block>>>;
+  const Forwards& updated_by(const Visit& update) const;
+
   std::int32_t experts_;
   Updates updates_;
   std::int64_t step_ = -1;
-  std::vector<std::pair<Visit, std::vector<Block>>> forwards_;
+  Forwards forwards_, forwards_before_;  ///< of this step, and of the one before
 };
 
 }  // namespace moesaic::tiers

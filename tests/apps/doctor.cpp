@@ -47,12 +47,16 @@ TEST_CASE("doctor: host memory and disk for offloaded experts") {
   ProcessFacts process;
   OffloadFacts facts{.available = 20 * kGiB};
   CHECK(named(judge_offload(facts, process, 2), "host memory").found ==
-        "20.0 GiB available; memory.host_budget is not set");
+        "20.00 GiB available; memory.host_budget is not set");
   facts.host_budget = 10 * kGiB;
   CHECK(named(judge_offload(facts, process, 2), "host memory").health == Health::ok);
   const Finding few = named(judge_offload(facts, process, 3), "host memory");
   CHECK(few.health == Health::warn);
-  CHECK(contains(few.found, "memory.host_budget of 3 rank(s) is 30.0 GiB"));
+  CHECK(contains(few.found, "memory.host_budget of 3 rank(s) is 30.00 GiB"));
+  // Those of a toy model are not nothing.
+  facts.host_budget = 20 << 10;
+  CHECK(contains(named(judge_offload(facts, process, 2), "host memory").found, "is 40.00 KiB"));
+  facts.host_budget = 10 * kGiB;
   facts.on_gpu = true;
   CHECK(judge_offload(facts, process, 2).size() == 1);
   process.locked_memory = 8 * kMiB;
@@ -76,12 +80,12 @@ TEST_CASE("doctor: the plan of a run's memory") {
   const Finding good = judge_memory_plan(facts);
   CHECK(good.health == Health::ok);
   CHECK(good.advice.empty());
-  CHECK(good.found == "a rank of 4 needs 30.0 GiB of memory, 20.0 GiB of host memory");
+  CHECK(good.found == "a rank of 4 needs 30.00 GiB of memory, 20.00 GiB of host memory");
   facts.free = 50 * kGiB;
   CHECK(judge_memory_plan(facts).health == Health::ok);
   --*facts.free;
   CHECK(judge_memory_plan(facts).health == Health::warn);
-  CHECK(contains(judge_memory_plan(facts).found, "here it has 50.0 GiB available"));
+  CHECK(contains(judge_memory_plan(facts).found, "here it has 50.00 GiB available"));
   facts.on_gpu = true;
   facts.budget = 30 * kGiB;
   facts.context = kGiB;
@@ -90,14 +94,18 @@ TEST_CASE("doctor: the plan of a run's memory") {
   --*facts.free;
   const Finding full = judge_memory_plan(facts);
   CHECK(full.health == Health::fail);
-  CHECK(contains(full.found, "30.0 GiB of device memory"));
-  CHECK(contains(full.found, "here it has 29.0 GiB of a GPU"));
+  CHECK(contains(full.found, "30.00 GiB of device memory"));
+  CHECK(contains(full.found, "here it has 29.00 GiB of a GPU"));
   --*facts.budget;
-  CHECK(contains(judge_memory_plan(facts).found, "memory.device_budget is 30.0 GiB"));
+  CHECK(contains(judge_memory_plan(facts).found, "memory.device_budget is 30.00 GiB"));
   facts.shortage = "stage 1: not enough";
   CHECK(judge_memory_plan(facts).found == "stage 1: not enough");
   CHECK(judge_memory_plan(facts).health == Health::fail);
   CHECK(contains(judge_memory_plan(facts).advice, "moesaic plan"));
+  facts = {.ranks = 1, .device = 3 * kMiB, .host = 500, .budget = 7 << 10};
+  CHECK(judge_memory_plan(facts).found ==
+        "a rank of 1 needs 3.00 MiB of memory, 500 B of host memory; memory.device_budget is 7.00 "
+        "KiB");
 }
 
 TEST_CASE("doctor: launch, library, root") {

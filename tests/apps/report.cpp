@@ -246,7 +246,7 @@ TEST_CASE("Report: names and configurations tell runs apart") {
   CHECK(runs[1].name == "two/run");
   runs[1].path = "/x/one/run";
   CHECK_THROWS_AS(name_runs(runs), UsageError);
-  runs[0].config = "run:\n  dir: a\noptimizer:\n  lr: 0.1  # default\n";
+  runs[0].config = "run:\n  dir: a\noptimizer:\n  lr: 0.1  # default\n  ema: null\n";
   runs[1].config = "run:\n  dir: b\noptimizer:\n  lr: 0.2\n  beta: 1\n";
   const Table table = config_table(runs);
   REQUIRE(table.rows.size() == 2);

@@ -64,6 +64,14 @@ TEST_CASE("cli: help, version, and an example for every verb") {
   }
 }
 
+TEST_CASE("cli: eval says what its progress is") {
+  const Result help = moesaic("eval --help");
+  CHECK(contains(help.output, "How far loading and scoring are, on stderr"));
+  CHECK(contains(help.output, "Standard output holds the result and nothing else"));
+  CHECK_FALSE(contains(help.output, "log.interval"));  // there are no steps
+  CHECK_FALSE(contains(help.output, "--color"));
+}
+
 TEST_CASE("cli: unknown commands and options") {
   const Result verb = moesaic("explian x");
   CHECK(verb.code == 2);
@@ -108,6 +116,27 @@ TEST_CASE("cli: plan") {
   CHECK(contains(size.output, "--device-memory 1Gb: is no size; write for example 80GiB"));
   CHECK(contains(moesaic("plan " + config + "quickstart.yaml --device-memory=-1").output,
                  "--device-memory -1: is negative"));
+  for (const std::string size : {"0", "0GiB", "0.0GiB"}) {
+    const Result nothing = moesaic("plan " + config + "quickstart.yaml --device-memory " + size);
+    INFO(nothing.output);
+    CHECK(nothing.code == 2);
+    CHECK(contains(
+        nothing.output,
+        "--device-memory " + size + ": a device has more than that; write for example 80GiB"));
+  }
+  const Result beyond = moesaic("plan " + config + "quickstart.yaml --device-memory 99999999TiB");
+  CHECK(beyond.code == 2);
+  CHECK(contains(beyond.output, "--device-memory 99999999TiB: out of range"));
+  CHECK(moesaic("plan " + config + "quickstart.yaml --device-memory ''").code == 2);
+  for (const std::string least :
+       {"0", "1073741825", "1099511627776", "99999999999999999999", "x"}) {
+    const Result document = moesaic("plan " + config + "quickstart.yaml --least-document " + least);
+    INFO(document.output);
+    CHECK(document.code == 2);
+    CHECK(contains(document.output,
+                   "--least-document: Value " + least + " not in range 1 to 1073741824"));
+  }
+  CHECK(moesaic("plan " + config + "quickstart.yaml --least-document 1073741824").code == 0);
   CHECK(contains(moesaic("plan " + config + "deepseek_v32.yaml --device-memory 80GiB").output,
                  "what cannot be trained yet has no plan of its memory"));
   const Result nan = moesaic("bench cache-sim --steps 3 --zipf nan");

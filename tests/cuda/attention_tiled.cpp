@@ -70,6 +70,17 @@ void check_tiled(DeviceAttention& device, const Problem& p, bool wide_d_o = true
   check_all(got, want, p);
 }
 
+// For each of `tokens` queries of one document k keys spread over all that it sees, or these where they are fewer.
+Ints spread_selection(std::int64_t tokens, std::int64_t k) {
+  Ints selected(static_cast<std::size_t>(tokens * k), -1);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t keys = std::min(t + 1, k);
+    for (std::int64_t i = 0; i < keys; ++i)
+      selected[static_cast<std::size_t>(t * k + i)] = static_cast<std::int32_t>(i * (t + 1) / keys);
+  }
+  return selected;
+}
+
 }  // namespace
 
 TEST_CASE("Attention on CUDA (tiled) agrees with f64 at tile tails packed and selected", "[cuda]") {
@@ -193,14 +204,8 @@ TEST_CASE("Attention on CUDA (tiled) agrees with the plain kernels over 8192 tok
   for (const std::int64_t k : {0, 2048}) {
     INFO("k " << k);
     Problem p = make_problem({8192}, 2, 128, 64, 128);
-    if (k > 0) {  // spread over all keys, as few as k of them
-      p.k = k;
-      p.selected.assign(static_cast<std::size_t>(p.tq * k), -1);
-      for (std::int64_t t = 0; t < p.tq; ++t)
-        for (std::int64_t i = 0; i < std::min(t + 1, k); ++i)
-          p.selected[static_cast<std::size_t>(t * k + i)] =
-              static_cast<std::int32_t>(i * (t + 1) / std::min(t + 1, k));
-    }
+    p.k = k;
+    p.selected = spread_selection(p.tq, k);
     const AttentionRun automatic{.compute = DType::bf16},
         plain{.compute = DType::bf16, .path = KernelPath::plain};
     check_all(device.run(p, automatic), device.run(p, plain), p);
@@ -311,6 +316,40 @@ TensorView fast_normal(DeviceAttention& device, Shape shape, DType dtype, std::u
   return device.upload(all, shape, dtype);
 }
 
+// Of one document, whose last `queries` tokens attend to all `keys` so far. dr: shared channels, 0 for none.
+AttentionForward timed_forward(DeviceAttention& device,
+                               std::int64_t queries,
+                               std::int64_t keys,
+                               std::int64_t heads,
+                               std::int64_t dr,
+                               const TensorView& selected = {}) {
+  return {.o = device.poisoned({queries, heads, 128}, DType::f32),
+          .lse = device.poisoned({heads, queries}, DType::f32),
+          .max_logit = device.poisoned({heads}, DType::f32),
+          .q = fast_normal(device, {queries, heads, 128 + dr}, DType::bf16, 1),
+          .kvb = fast_normal(device, {keys, heads, 256}, DType::bf16, 2),
+          .kr = dr > 0 ? fast_normal(device, {keys, dr}, DType::bf16, 3) : TensorView(),
+          .cu_seqlens = device.upload(Ints{0, static_cast<std::int32_t>(keys)}, {2}),
+          .selected = selected,
+          .scale = 0.07,
+          .accumulate_max = false};
+}
+
+AttentionBackward timed_backward(DeviceAttention& device, const AttentionForward& f) {
+  return {.dq = device.poisoned(f.q.shape(), DType::bf16),
+          .dkvb = device.poisoned(f.kvb.shape(), DType::bf16),
+          .dkr = f.kr.empty() ? TensorView() : device.poisoned(f.kr.shape(), DType::bf16),
+          .d_o = fast_normal(device, f.o.shape(), DType::f32, 4),
+          .o = f.o,
+          .lse = f.lse,
+          .q = f.q,
+          .kvb = f.kvb,
+          .kr = f.kr,
+          .cu_seqlens = f.cu_seqlens,
+          .selected = f.selected,
+          .scale = f.scale};
+}
+
 template <class Op>
 double median_ms(DeviceAttention& device, const Op& op, int samples = 30) {
   constexpr int kPerSample = 3;
@@ -337,36 +376,11 @@ TEST_CASE("Speed of attention on CUDA at 8192 tokens and 32 heads", "[.bench]") 
   DeviceAttention device;
   for (const std::int64_t dr : {64, 0}) {
     for (const bool sparse : {false, true}) {
-      Ints selected;
-      for (std::int64_t t = 0; sparse && t < kTokens; ++t)
-        for (std::int64_t i = 0; i < kSelected; ++i) {
-          const std::int64_t keys = std::min(t + 1, kSelected);
-          selected.push_back(static_cast<std::int32_t>(i < keys ? i * (t + 1) / keys : -1));
-        }
-      const AttentionForward f{
-          .o = device.poisoned({kTokens, kHeads, 128}, DType::f32),
-          .lse = device.poisoned({kHeads, kTokens}, DType::f32),
-          .max_logit = device.poisoned({kHeads}, DType::f32),
-          .q = fast_normal(device, {kTokens, kHeads, 128 + dr}, DType::bf16, 1),
-          .kvb = fast_normal(device, {kTokens, kHeads, 256}, DType::bf16, 2),
-          .kr = dr > 0 ? fast_normal(device, {kTokens, dr}, DType::bf16, 3) : TensorView(),
-          .cu_seqlens = device.upload(Ints{0, kTokens}, {2}),
-          .selected = sparse ? device.upload(selected, {kTokens, kSelected}) : TensorView(),
-          .scale = 0.07,
-          .accumulate_max = false};
-      const AttentionBackward b{
-          .dq = device.poisoned(f.q.shape(), DType::bf16),
-          .dkvb = device.poisoned(f.kvb.shape(), DType::bf16),
-          .dkr = dr > 0 ? device.poisoned(f.kr.shape(), DType::bf16) : TensorView(),
-          .d_o = fast_normal(device, f.o.shape(), DType::f32, 4),
-          .o = f.o,
-          .lse = f.lse,
-          .q = f.q,
-          .kvb = f.kvb,
-          .kr = f.kr,
-          .cu_seqlens = f.cu_seqlens,
-          .selected = f.selected,
-          .scale = f.scale};
+      const TensorView selected =
+          sparse ? device.upload(spread_selection(kTokens, kSelected), {kTokens, kSelected})
+                 : TensorView();
+      const AttentionForward f = timed_forward(device, kTokens, kTokens, kHeads, dr, selected);
+      const AttentionBackward b = timed_backward(device, f);
       // Of the causal half, also with a selection.
       const double flops = 1.0 * kTokens * kTokens * kHeads * static_cast<double>(256 + dr);
       const double forward = median_ms(device, f), backward = median_ms(device, b);
@@ -391,29 +405,8 @@ TEST_CASE("Speed of attention's backward on CUDA: 8192 queries against 16384 key
   MOESAIC_NEEDS_CUDA();
   constexpr std::int64_t kQueries = 8192, kKeys = 16384, kHeads = 16, kShared = 64;
   DeviceAttention device(std::size_t{4} << 30);
-  const AttentionForward f{
-      .o = device.poisoned({kQueries, kHeads, 128}, DType::f32),
-      .lse = device.poisoned({kHeads, kQueries}, DType::f32),
-      .max_logit = device.poisoned({kHeads}, DType::f32),
-      .q = fast_normal(device, {kQueries, kHeads, 128 + kShared}, DType::bf16, 1),
-      .kvb = fast_normal(device, {kKeys, kHeads, 256}, DType::bf16, 2),
-      .kr = fast_normal(device, {kKeys, kShared}, DType::bf16, 3),
-      .cu_seqlens = device.upload(Ints{0, kKeys}, {2}),
-      .selected = {},
-      .scale = 0.07,
-      .accumulate_max = false};
-  const AttentionBackward b{.dq = device.poisoned(f.q.shape(), DType::bf16),
-                            .dkvb = device.poisoned(f.kvb.shape(), DType::bf16),
-                            .dkr = device.poisoned(f.kr.shape(), DType::bf16),
-                            .d_o = fast_normal(device, f.o.shape(), DType::f32, 4),
-                            .o = f.o,
-                            .lse = f.lse,
-                            .q = f.q,
-                            .kvb = f.kvb,
-                            .kr = f.kr,
-                            .cu_seqlens = f.cu_seqlens,
-                            .selected = {},
-                            .scale = f.scale};
+  const AttentionForward f = timed_forward(device, kQueries, kKeys, kHeads, kShared);
+  const AttentionBackward b = timed_backward(device, f);
   run(device.backend(), f);
   const double pairs = kQueries * (kKeys - kQueries / 2.0),
                flops = 5 * pairs * kHeads * static_cast<double>(256 + kShared);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <initializer_list>
 #include <numeric>
 
 #include "tests/support/device_tensors.h"
@@ -67,64 +68,78 @@ void fill_selection(const Twin& selected, std::int64_t keys, std::uint64_t key) 
   }
 }
 
-void check_select(
-    BothBackends& both, const Sizes& s, DType dtype, DType w_type, bool exact, bool with_scores) {
-  const std::int64_t keys = s.tokens(), queries = s.queries == 0 ? keys : s.queries;
-  INFO(queries << " queries, " << keys << " keys, " << s.heads << " x " << s.dim << ", k " << s.k
-               << ", " << name(dtype) << ", w " << name(w_type) << ", integers " << exact
-               << ", scores " << with_scores);
-  const DType stats = stats_type(dtype);
-  const Twin qi({queries, s.heads, s.dim}, dtype), ki({keys, s.dim}, dtype),
-      w({queries, s.heads}, w_type),
-      cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
-      selected({queries, s.k}, DType::i32), scores({queries, keys}, stats);
-  if (exact) {
-    fill_integers(qi.initial.view(), 1, 2);
-    fill_integers(ki.initial.view(), 2, 2);
-    fill_integers(w.initial.view(), 3, 1);
-  } else {
+/// What a selection reads and writes: normal numbers.
+struct Selection {
+  Selection(const Sizes& s, DType dtype, DType w_type)
+      : keys(s.tokens()),
+        queries(s.queries == 0 ? keys : s.queries),
+        qi({queries, s.heads, s.dim}, dtype),
+        ki({keys, s.dim}, dtype),
+        w({queries, s.heads}, w_type),
+        cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
+        selected({queries, s.k}, DType::i32) {
     fill_normal(qi.initial.view(), 1);
     fill_normal(ki.initial.view(), 2);
     fill_normal(w.initial.view(), 3);
+    fill_documents(cu, s);
+    std::fill_n(selected.initial.data<std::int32_t>(), selected.initial.view().numel(), -77);
+  }
+  std::vector<const Twin*> twins(std::initializer_list<const Twin*> more = {}) const {
+    std::vector<const Twin*> all{&qi, &ki, &w, &cu, &selected};
+    all.insert(all.end(), more);
+    return all;
+  }
+  void reset(Stream& stream) const {
+    for (const Twin* twin : twins())
+      twin->reset(stream);
+  }
+  /// `side`: the view of a twin on one of the devices.
+  template <class Side>
+  IndexerSelect op(const Side& side, const TensorView& scores, const TensorView& given = {}) const {
+    return {.selected = side(selected),
+            .scores = scores,
+            .qi = side(qi),
+            .ki = side(ki),
+            .w = side(w),
+            .cu_seqlens = side(cu),
+            .given = given};
+  }
+
+  std::int64_t keys, queries;
+  Twin qi, ki, w, cu, selected;
+};
+TensorView on_device(const Twin& twin) {
+  return twin.device.view();
+}
+
+void check_select(
+    BothBackends& both, const Sizes& s, DType dtype, DType w_type, bool exact, bool with_scores) {
+  const Selection c(s, dtype, w_type);
+  INFO(c.queries << " queries, " << c.keys << " keys, " << s.heads << " x " << s.dim << ", k "
+                 << s.k << ", " << name(dtype) << ", w " << name(w_type) << ", integers " << exact
+                 << ", scores " << with_scores);
+  const Twin scores({c.queries, c.keys}, stats_type(dtype));
+  if (exact) {
+    fill_integers(c.qi.initial.view(), 1, 2);
+    fill_integers(c.ki.initial.view(), 2, 2);
+    fill_integers(c.w.initial.view(), 3, 1);
   }
   fill_normal(scores.initial.view(), 4);
-  std::fill_n(selected.initial.data<std::int32_t>(), selected.initial.view().numel(), -77);
-  fill_documents(cu, s);
   // The order of a dot's sum differs between the sides. bf16 inputs are multiplied exactly and summed in f32.
-  std::vector<Output> outputs = {{&selected, 0}};
+  std::vector<Output> outputs = {{&c.selected, 0}};
   if (with_scores) outputs.push_back({&scores, dtype == DType::f64 ? 1e-13 : 2e-6});
-  require_cuda_matches_cpu(both, {&qi, &ki, &w, &cu, &selected, &scores}, outputs, [&](auto side) {
-    return IndexerSelect{.selected = side(selected),
-                         .scores = with_scores ? side(scores) : TensorView(),
-                         .qi = side(qi),
-                         .ki = side(ki),
-                         .w = side(w),
-                         .cu_seqlens = side(cu),
-                         .given = {}};
+  require_cuda_matches_cpu(both, c.twins({&scores}), outputs, [&](auto side) {
+    return c.op(side, with_scores ? side(scores) : TensorView());
   });
 }
 
 void check_scores(BothBackends& both, const Sizes& s, DType dtype, DType w_type) {
-  const std::int64_t keys = s.tokens(), queries = s.queries == 0 ? keys : s.queries;
-  INFO(queries << " queries, " << keys << " keys, " << name(dtype) << ", w " << name(w_type));
-  const Twin qi({queries, s.heads, s.dim}, dtype), ki({keys, s.dim}, dtype),
-      w({queries, s.heads}, w_type),
-      cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
-      selected({queries, s.k}, DType::i32), scores({queries, keys}, stats_type(dtype));
-  fill_normal(qi.initial.view(), 1);
-  fill_normal(ki.initial.view(), 2);
-  fill_normal(w.initial.view(), 3);
-  fill_documents(cu, s);
-  require_cuda_matches_cpu(
-      both, {&qi, &ki, &w, &cu, &selected, &scores}, {{&scores, 2e-6}}, [&](auto side) {
-        return IndexerSelect{.selected = side(selected),
-                             .scores = side(scores),
-                             .qi = side(qi),
-                             .ki = side(ki),
-                             .w = side(w),
-                             .cu_seqlens = side(cu),
-                             .given = {}};
-      });
+  const Selection c(s, dtype, w_type);
+  INFO(c.queries << " queries, " << c.keys << " keys, " << name(dtype) << ", w " << name(w_type));
+  const Twin scores({c.queries, c.keys}, stats_type(dtype));
+  require_cuda_matches_cpu(both, c.twins({&scores}), {{&scores, 2e-6}}, [&](auto side) {
+    return c.op(side, side(scores));
+  });
 }
 
 struct Attention {
@@ -227,24 +242,12 @@ TEST_CASE("indexer selection on CUDA matches the CPU", "[cuda]") {
 TEST_CASE("indexer selection on CUDA copies a given choice", "[cuda]") {
   MOESAIC_NEEDS_CUDA();
   BothBackends both;
-  const Twin qi({70, 4, 16}, DType::bf16), ki({70, 16}, DType::bf16), w({70, 4}, DType::f32),
-      cu({2}, DType::i32), selected({70, 9}, DType::i32), given({70, 9}, DType::i32);
-  fill_normal(qi.initial.view(), 1);
-  fill_normal(ki.initial.view(), 2);
-  fill_normal(w.initial.view(), 3);
-  fill_documents(cu, {{70}});
+  const Selection c({{70}, 4, 16, 9}, DType::bf16, DType::f32);
+  const Twin given({70, 9}, DType::i32);
   fill_selection(given, 70, 5);
-  std::fill_n(selected.initial.data<std::int32_t>(), selected.initial.view().numel(), -77);
-  require_cuda_matches_cpu(
-      both, {&qi, &ki, &w, &cu, &selected, &given}, {{&selected, 0}}, [&](auto side) {
-        return IndexerSelect{.selected = side(selected),
-                             .scores = {},
-                             .qi = side(qi),
-                             .ki = side(ki),
-                             .w = side(w),
-                             .cu_seqlens = side(cu),
-                             .given = side(given)};
-      });
+  require_cuda_matches_cpu(both, c.twins({&given}), {{&c.selected, 0}}, [&](auto side) {
+    return c.op(side, {}, side(given));
+  });
 }
 
 TEST_CASE("indexer selection of a part of the queries on CUDA is that of all of them", "[cuda]") {
@@ -252,34 +255,20 @@ TEST_CASE("indexer selection of a part of the queries on CUDA is that of all of 
   BothBackends both;
   for (const Sizes& s :
        {Sizes{{200, 0, 77, 300}, 7, 33, 50}, Sizes{{1200, 0, 300}, 64, 128, 256}}) {
-    const std::int64_t n = s.tokens();
-    const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
-        w({n, s.heads}, DType::f32),
-        cu({static_cast<std::int64_t>(s.lengths.size()) + 1}, DType::i32),
-        selected({n, s.k}, DType::i32);
-    fill_normal(qi.initial.view(), 1);
-    fill_normal(ki.initial.view(), 2);
-    fill_normal(w.initial.view(), 3);
-    fill_documents(cu, s);
-    for (const auto* t : {&qi, &ki, &w, &cu, &selected})
-      t->reset(both.cuda.stream());
-    IndexerSelect op{.selected = selected.device.view(),
-                     .scores = {},
-                     .qi = qi.device.view(),
-                     .ki = ki.device.view(),
-                     .w = w.device.view(),
-                     .cu_seqlens = cu.device.view(),
-                     .given = {}};
+    const Selection c(s, DType::bf16, DType::f32);
+    const std::int64_t n = c.keys;
+    c.reset(both.cuda.stream());
+    IndexerSelect op = c.op(on_device, {});
     run(both.cuda.backend(), op);
-    const auto all = download(selected.device.view(), both.cuda.stream());
+    const auto all = download(c.selected.device.view(), both.cuda.stream());
     for (const std::pair<std::int64_t, std::int64_t>& part :
          {std::pair{std::int64_t{0}, n / 2}, {n / 2, n}, {n / 3, n / 3 + 70}}) {
       INFO("queries " << part.first << " to " << part.second << " of " << n);
-      selected.reset(both.cuda.stream());
+      c.selected.reset(both.cuda.stream());
       op.query_begin = part.first;
       op.query_end = part.second;
       run(both.cuda.backend(), op);
-      const auto own = download(selected.device.view(), both.cuda.stream());
+      const auto own = download(c.selected.device.view(), both.cuda.stream());
       CHECK(same_bits(own.view().rows(part.first, part.second),
                       all.view().rows(part.first, part.second)));
     }
@@ -390,29 +379,18 @@ TEST_CASE("indexer selection on tensor cores chooses by its own scores", "[cuda]
   MOESAIC_NEEDS_CUDA();
   BothBackends both;
   const Sizes s{{1200, 0, 300}, 64, 128, 256};
-  const std::int64_t n = s.tokens();
-  const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
-      w({n, s.heads}, DType::f32), cu({4}, DType::i32), selected({n, s.k}, DType::i32),
-      scores({n, n}, DType::f32);
-  fill_normal(qi.initial.view(), 1);
-  fill_normal(ki.initial.view(), 2);
-  fill_normal(w.initial.view(), 3);
-  fill_documents(cu, s);
-  for (const auto* t : {&qi, &ki, &w, &cu, &selected, &scores})
-    t->reset(both.cuda.stream());
-  IndexerSelect op{.selected = selected.device.view(),
-                   .scores = scores.device.view(),
-                   .qi = qi.device.view(),
-                   .ki = ki.device.view(),
-                   .w = w.device.view(),
-                   .cu_seqlens = cu.device.view(),
-                   .given = {}};
+  const Selection c(s, DType::bf16, DType::f32);
+  const std::int64_t n = c.keys;
+  const Twin scores({n, n}, DType::f32);
+  c.reset(both.cuda.stream());
+  scores.reset(both.cuda.stream());
+  IndexerSelect op = c.op(on_device, scores.device.view());
   run(both.cuda.backend(), op);
-  const auto chosen = download(selected.device.view(), both.cuda.stream()),
+  const auto chosen = download(c.selected.device.view(), both.cuda.stream()),
              all = download(scores.device.view(), both.cuda.stream());
   op.scores = {};  // through scratch, with the short rows left out
   run(both.cuda.backend(), op);
-  const auto again = download(selected.device.view(), both.cuda.stream());
+  const auto again = download(c.selected.device.view(), both.cuda.stream());
   CHECK(same_bits(chosen.view(), again.view()));
   std::int64_t wrong = 0;
   for (std::int64_t t = 0; t < n; ++t) {
@@ -442,39 +420,31 @@ TEST_CASE("indexer timings on CUDA", "[.bench]") {
     const Sizes s{documents, 64, 128, 2048};
     const std::int64_t n = s.tokens();
     const Attention a{16, 128, 64, 128};
-    const Twin qi({n, s.heads, s.dim}, DType::bf16), ki({n, s.dim}, DType::bf16),
-        w({n, s.heads}, DType::f32),
-        cu({static_cast<std::int64_t>(documents.size()) + 1}, DType::i32),
-        selected({n, s.k}, DType::i32), dqi({n, s.heads, s.dim}, DType::bf16),
-        dki({n, s.dim}, DType::bf16), dw({n, s.heads}, DType::f32),
-        q({n, a.heads, a.dn + a.dr}, DType::bf16), kvb({n, a.heads, a.dn + a.dv}, DType::bf16),
-        kr({n, a.dr}, DType::bf16), lse({a.heads, n}, DType::f32), kl({}, DType::f32);
-    std::uint64_t key = 1;
-    for (const auto* t : {&qi, &ki, &w, &q, &kvb, &kr, &lse, &kl})
+    const Selection c(s, DType::bf16, DType::f32);
+    const Twin dqi({n, s.heads, s.dim}, DType::bf16), dki({n, s.dim}, DType::bf16),
+        dw({n, s.heads}, DType::f32), q({n, a.heads, a.dn + a.dr}, DType::bf16),
+        kvb({n, a.heads, a.dn + a.dv}, DType::bf16), kr({n, a.dr}, DType::bf16),
+        lse({a.heads, n}, DType::f32), kl({}, DType::f32);
+    std::uint64_t key = 4;
+    for (const auto* t : {&q, &kvb, &kr, &lse, &kl})
       fill_normal(t->initial.view(), key++);
-    fill_documents(cu, s);
-    for (const auto* t : {&qi, &ki, &w, &cu, &q, &kvb, &kr, &lse, &kl})
+    c.reset(device.stream());
+    for (const auto* t : {&q, &kvb, &kr, &lse, &kl})
       t->reset(device.stream());
-    const IndexerSelect select{.selected = selected.device.view(),
-                               .scores = {},
-                               .qi = qi.device.view(),
-                               .ki = ki.device.view(),
-                               .w = w.device.view(),
-                               .cu_seqlens = cu.device.view(),
-                               .given = {}};
+    const IndexerSelect select = c.op(on_device, {});
     const IndexerLoss loss{.kl = kl.device.view(),
                            .dqi = dqi.device.view(),
                            .dki = dki.device.view(),
                            .dw = dw.device.view(),
-                           .qi = qi.device.view(),
-                           .ki = ki.device.view(),
-                           .w = w.device.view(),
+                           .qi = c.qi.device.view(),
+                           .ki = c.ki.device.view(),
+                           .w = c.w.device.view(),
                            .q = q.device.view(),
                            .kvb = kvb.device.view(),
                            .kr = kr.device.view(),
                            .lse = lse.device.view(),
-                           .cu_seqlens = cu.device.view(),
-                           .selected = selected.device.view(),
+                           .cu_seqlens = c.cu.device.view(),
+                           .selected = c.selected.device.view(),
                            .tokens = {},
                            .dn = a.dn,
                            .scale = 0.07};

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <numeric>
 
+#include "memory/tiers/cache_simulation.h"
+#include "memory/tiers/policy.h"
 #include "tests/memory/tier_support.h"
 
 namespace moesaic::test {
@@ -81,6 +83,45 @@ TEST_CASE("touch log: a log as a run writes it, with its counts, cut at the end"
     INFO(end);
     CHECK(log.steps() == 1);
     CHECK(log.last_step_was_cut == (end > second));
+  }
+}
+
+TEST_CASE("touch log: an update that comes before its layer's forward is of the step before") {
+  const TemporaryFolder folder("touch_log_beside");
+  fs::create_directories(folder.path());
+  const fs::path path = folder.path() / "run.jsonl";
+  for (const Updates updates : {Updates::touched, Updates::dense}) {
+    {
+      TouchLogWriter writer(path, {.layers = 2, .experts = 3, .updates = updates});
+      for (const std::int64_t step : {10, 11, 12}) {
+        writer.forward(step, {0, VisitKind::forward, 0}, {5, 0, step - 10});
+        writer.other(step, {1, VisitKind::update, 0});
+        writer.forward(step, {1, VisitKind::forward, 0}, {12 - step, 1, 0});
+        writer.other(step, {1, VisitKind::backward, 0});
+        writer.other(step, {0, VisitKind::backward, 0});
+        writer.other(step, {0, VisitKind::update, 0});
+      }
+      writer.finish();
+    }
+    const TouchLog log = read_touch_log(path);
+    REQUIRE(log.steps() == 3);
+    REQUIRE(log.schedule().size() == 6);
+    const auto blocks = [&](std::size_t step, std::size_t visit) {
+      return log.entries[6 * step + visit].blocks;
+    };
+    const bool all = updates == Updates::dense;
+    const std::vector<Block> first{0, 1, 2}, second{3, 4, 5};
+    CHECK(blocks(0, 1).empty());  // nothing was before
+    CHECK(blocks(1, 1) == (all ? second : std::vector<Block>{3, 4}));
+    CHECK(blocks(2, 1) == (all ? second : std::vector<Block>{3, 4}));
+    CHECK(blocks(0, 5) == (all ? first : std::vector<Block>{0}));
+    CHECK(blocks(1, 5) == (all ? first : std::vector<Block>{0, 2}));
+    CHECK(blocks(2, 2) == std::vector<Block>{4});
+    CHECK(blocks(2, 3) == std::vector<Block>{4});  // backward: of its own step
+    // What a policy foresees of it, it uses.
+    auto policy = make_sched_policy(std::make_unique<ScheduleForecast>(ScheduleForecast::Options{
+        .step = log.schedule(), .layers = 2, .experts = 3, .updates = updates}));
+    CHECK(simulate(log, *policy, {.slots = 6}).loads() == (all ? 6 : 4));
   }
 }
 

@@ -236,4 +236,47 @@ TEST_CASE("lazy updates: what experts miss is not moved") {
   CHECK(uses[1].at("gradients") == uses[0].at("gradients"));
 }
 
+TEST_CASE(
+    "lazy updates: a trainer that ends makes none for nobody, and its store does not hide that") {
+  for (const bool is_lazy : {false, true}) {
+    for (const bool is_saved : {false, true}) {
+      CAPTURE(is_lazy, is_saved);
+      Router router;
+      Run run(
+          hybrid_config(with({is_lazy ? "optimizer.untouched=lazy" : "optimizer.untouched=dense"})),
+          nullptr,
+          Stream::Mode::worker,
+          kCpu,
+          0,
+          kTight);
+      run.trainer->set_choices(&router);
+      for (int step = 1; step <= 5; ++step) {
+        router.is_away = step > 1;
+        run.step();
+      }
+      Snapshot saved;
+      if (is_saved) saved = run.snapshot();
+      ExpertTiers& tiers = *run.params->tiers();
+      const auto uses = [&] {
+        std::int64_t sum = 0;
+        for (const TierCounters& c : tiers.counters())
+          sum += static_cast<std::int64_t>(c.cache.uses);
+        return sum;
+      };
+      const std::int64_t before = uses();
+      run.trainer.reset();
+      CHECK(uses() == before);
+      const StorageId storage = tiers.groups().front().storages.back();
+      const auto look = [&] {
+        tiers.with_host(storage, kAway, {}, MemberAccess::read, [](const TensorView&) {});
+      };
+      if (is_saved) {
+        CHECK_NOTHROW(look());
+      } else {
+        CHECK_THROWS_AS(look(), InternalError);
+      }
+    }
+  }
+}
+
 }  // namespace moesaic::test

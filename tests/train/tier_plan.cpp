@@ -276,24 +276,41 @@ TEST_CASE("tier plan: what the host does not hold goes to the file, states first
   parts = fill(groups, limits);
   CHECK(in_file(parts, Kind::states) == 192);
   CHECK(in_file(parts, Kind::weights) > 0);
-  limits.host = 96 * 12288 * 4;
-  std::string text = refusal(groups, limits);
-  CHECK(contains(text, "memory.host_budget is 4608KiB"));
-  CHECK(contains(text, "must be in host memory"));
   limits = {.device = least, .host = all - 1};
-  text = refusal(groups, limits);
+  std::string text = refusal(groups, limits);
   CHECK(contains(text, "Raise it, or let what does not fit live in a file: memory.file_path"));
   limits.host_is_budget = false;
   CHECK(contains(refusal(groups, limits), "Set memory.host_budget"));
   limits = {.device = least, .host = all - (std::uint64_t{4} << 20), .file = 4096};
-  CHECK(contains(refusal(groups, limits), "Raise memory.host_budget or memory.file_budget"));
-  // What else lies there counts, and the number that is asked for is enough.
-  limits = {.device = least, .host = 1, .file = std::uint64_t{1} << 30, .host_rest = 3 << 20};
-  text = refusal(groups, limits);
-  CHECK(contains(text, "3072KiB offloaded activations"));
-  const std::string at_least = "at least ";
+  CHECK(contains(refusal(groups, limits),
+                 "memory.file_budget (4KiB) does not hold the rest. Raise memory.host_budget or "
+                 "memory.file_budget"));
+}
+
+TEST_CASE("tier plan: below what is always in host memory no file is offered") {
+  const auto groups = two_groups();
+  TierLimits limits{.device = floor_bytes(groups), .host = 96 * 12288 * 4, .host_rest = 3 << 20};
+  const std::string at_least = "at least ", file = "memory.file";
+  std::string text;
+  for (const std::uint64_t file_budget : {std::uint64_t{0}, std::uint64_t{1} << 30}) {
+    limits.file = file_budget;
+    limits.host_is_budget = true;
+    text = refusal(groups, limits);
+    CHECK(contains(text, "memory.host_budget is 4608KiB. However large a file is"));
+    CHECK(contains(text, "KiB gradients of gate_up"));
+    CHECK(contains(text, "staging for weights of down"));
+    CHECK(contains(text, "tables of slots, 3072KiB offloaded activations). Raise"));
+    CHECK(!contains(text, file));
+    limits.host_is_budget = false;
+    CHECK(contains(refusal(groups, limits), "If more can be had, set memory.host_budget to at"));
+  }
+  // What is asked for is enough, with a file; and a little less is not.
   limits.host = std::stoull(text.substr(text.find(at_least) + at_least.size())) << 10;
-  CHECK(refusal(groups, limits) == "");
+  CHECK(refusal(groups, limits).empty());
+  limits.file = 0;
+  CHECK(contains(refusal(groups, limits), file));
+  limits.host -= 2 << 10;
+  CHECK(!contains(refusal(groups, limits), file));
 }
 
 TEST_CASE("tier plan: bytes over the link") {

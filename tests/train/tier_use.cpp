@@ -2,13 +2,17 @@
 #include <fstream>
 #include <numeric>
 
+#include "core/train/expert_updates.h"
+#include "core/train/phases.h"
 #include "core/train/tier_plan.h"
+#include "core/train/tier_schedule.h"
 #include "core/train/touch_recorder.h"
 #include "kernels/backend.h"
 #include "memory/tiers/cache_simulation.h"
 #include "memory/tiers/scratch_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/train/run.h"
 
 namespace moesaic::test {
 namespace {
@@ -157,6 +161,45 @@ TEST_CASE("tier use: calls are counted by storage, and logged as bench cache-sim
   CHECK(by_storage.cache.hits == all.cache.hits);
   CHECK(by_storage.cache.bytes_up == all.cache.bytes_up);
   CHECK(by_storage.cache.bytes_down == all.cache.bytes_down);
+}
+
+TEST_CASE("tier use: a log has the updates where the run made them") {
+  const TemporaryFolder folder("touches_beside");
+  std::filesystem::create_directories(folder.path());
+  const auto path = folder.path() / "touches.jsonl";
+  constexpr Offload kTight{.on_device = 0.3};
+  for (const char* untouched : {"dense", "lazy", "skip"}) {
+    INFO(untouched);
+    const config::Config config = hybrid_config({"train.global_batch_size=2",
+                                                 "train.micro_batch_size=1",
+                                                 std::string("optimizer.untouched=") + untouched,
+                                                 "optimizer.name=adamw"});
+    Run run(config, nullptr, Stream::Mode::worker, kCpu, 0, kTight);
+    const bool beside = ExpertUpdates::can_run_beside(*run.params, *run.optimizer);
+    CHECK(beside == (std::string(untouched) != "skip"));
+    const auto updates =
+        std::string(untouched) == "dense" ? tiers::Updates::dense : tiers::Updates::touched;
+    {
+      TouchRecorder recorder(*run.params->tiers(), path, updates, beside);
+      for (int step = 1; step <= 3; ++step) {
+        run.step();
+        recorder.end_step(step);
+        // What looks at experts between steps makes updates early; the log is of steps that are all alike.
+        if (step == 2) run.snapshot();
+      }
+    }
+    const auto log = tiers::read_touch_log(path);
+    CHECK(log.steps() == 3);
+    const auto visits =
+        expert_visits(config, make_phases(config).front(), *run.model, run.params->position());
+    CHECK(log.schedule() == (beside ? with_updates_beside(visits) : visits));
+    // An update moves what its step used, all of it or none where there was none.
+    for (const auto& entry : log.entries) {
+      if (entry.visit.kind != VisitKind::update) continue;
+      const bool is_first = entry.step == 1 && beside && entry.visit.layer > 0;
+      CHECK(entry.blocks.empty() == is_first);
+    }
+  }
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ one run.dir=lazy $few experts.offload=full $small optimizer.untouched=lazy log.d
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
 grep -q '"replays":[1-9][0-9]*,"steps_replayed":[1-9]' lazy/metrics.jsonl || fail "no update waited: $(grep '"offload"' lazy/metrics.jsonl)"
 grep -q '^step [2468] | offload .* | replays [1-9][0-9]* of [1-9][0-9]* step(s) | host waited' log.lazy || fail "no word of replays: $(cat log.lazy)"
-expect 0 "warning    optimizer.untouched: lazy does what dense does here: it takes experts.offload=full" one run.dir=warned train.steps=3 optimizer.untouched=lazy
+expect 0 "note       optimizer.untouched: lazy does what dense does here: it takes experts.offload=full" one run.dir=warned train.steps=3 optimizer.untouched=lazy memory.host_budget=1GiB
+case $out in *"note       memory.host_budget: nothing is offloaded to host memory"*) ;; *) fail "no word of a budget for nothing: $out" ;; esac
 back_to lazy
 "$moesaic" resume lazy optimizer.untouched=decay > log.txt
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
@@ -69,6 +70,7 @@ expect 4 "memory.file_path must be a folder that this user can write to" "$moesa
 expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null --tokens 256 --budgets 50%,25% --steps 1
 
 # Plans.
+expect 0 "note: memory.host_budget: nothing is offloaded to host memory; it counts with experts.offload" "$moesaic" plan tiny.yaml memory.host_budget=1GiB
 expect 0 "over the link in a step of" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 1800KiB
 "$moesaic" plan tiny.yaml experts.offload=full --device-memory 1800KiB --json > plan.json
 perl -MJSON::PP -e 'local $/; $p = decode_json(<>); $r = $p->{rank_memory}; $sum = 0; $sum += $_ for values %{$r->{parts}};
@@ -96,7 +98,8 @@ expect 4 "offloaded activations of this rank need" "$moesaic" plan tiny.yaml $wa
 expect 4 "Raise experts.device_cache to at least" one run.dir=no experts.offload=states experts.device_cache=1KiB
 expect 4 "and the rest of the run needs" one run.dir=no experts.offload=states memory.device_budget=1MiB
 expect 4 "memory.device_budget is 1048576 bytes, and this run needs" one run.dir=no memory.device_budget=1MiB
-expect 4 "memory.host_budget is 20KiB" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "memory.host_budget is 20KiB. However large a file is, at least 40KiB must be in host memory" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=20KiB
+expect 4 "memory.host_budget is 60KiB. Raise it, or let what does not fit live in a file" one run.dir=no experts.offload=states experts.device_cache=80KiB memory.host_budget=60KiB
 expect 4 "Raise experts.device_cache to at least" "$moesaic" plan tiny.yaml parallel.dp=4 experts.offload=states experts.device_cache=1KiB
 expect 4 "Raise --device-memory to at least" "$moesaic" plan tiny.yaml experts.offload=states --device-memory 100KiB
 case $out in *"experts' gate_up states"*"does not fit"*) ;; *) fail "the plan is not shown: $out" ;; esac
