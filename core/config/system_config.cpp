@@ -105,7 +105,8 @@ void DispatchConfig::describe(Fields<DispatchConfig>& f) {
     &S::chunks,
     "Chunks in which the rows of a layer come to its experts and go back, in forward and backward, "
     "so that some travel while the experts work at another; a rank gets an equal part of its rows "
-    "in each. Needs overlap. The same result; 1 = all at once.")
+    "in each, between nodes what its node needs for it. Needs overlap. The same result; 1 = all at "
+    "once.")
       .between(1, kMaxExchangeChunks)
       .example("4");
   f("checksum",

@@ -85,6 +85,8 @@ ExchangeBounds bounds_of(const ExchangeOptions& o) {
                         planned(k, o.grid.ranks() * o.choices));
   }
   b.returned_rows = most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 1);
+  if (comes_in_steps(o))
+    b.returned_rows += most_items(o.method, o.grid, o.max_tokens, o.choices, hops.size - 2);
   return b;
 }
 
@@ -192,6 +194,8 @@ void ExpertExchange::finish_plan(ExchangePlan& plan, Backend& backend) {
     const std::int64_t rows = dry ? next.places.dim(0) : hop.received;
     self.sort_items(next, h + 1, rows, backend);
   }
+  if (self.in_steps(p, backend))
+    set_steps(p.hops[self.last() - 1], table, self.options.grid, self.rank, p.passes);
   p.finished = true;
   ++self.statistics.plans;
   self.statistics.further_passes += p.passes - self.options.chunks;
@@ -229,7 +233,10 @@ std::int64_t ExpertExchange::transit_bytes(std::int64_t width,
                                            RowFormat format) const {
   if (impl_->last() == 0 && format == RowFormat::plain) return 0;
   PlanMemory memory({});
-  Impl::row_memory(memory, impl_->most(impl_->last()), width, dtype, format);
+  const std::size_t last = impl_->last();
+  Impl::row_memory(memory, impl_->most(last), width, dtype, format);
+  if (impl_->keeps_before(format))
+    Impl::row_memory(memory, impl_->most(last - 1), width, dtype, format);
   return memory.bytes();
 }
 
@@ -245,28 +252,36 @@ EnteredRows ExpertExchange::enter(
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
   PlanMemory parts(memory);
-  const Impl::RowMemory end =
-      Impl::row_memory(parts, self.most(self.last()), width, x.dtype(), format);
+  const std::size_t last = self.last();
+  const auto memory_of = [&](auto& from, std::size_t h) {
+    return Impl::row_memory(from, self.most(h), width, x.dtype(), format);
+  };
+  const Impl::RowMemory end = memory_of(parts, last);
+  Impl::RowMemory before;
+  if (self.keeps_before(format)) before = memory_of(parts, last - 1);
+  const auto before_hop = [&](std::size_t h) {
+    if (h == last) return end;
+    return h + 1 == last && self.keeps_before(format) ? before : memory_of(scratch, h);
+  };
+  const bool in_steps = self.in_steps(p, backend);
   if (format == RowFormat::plain) {
-    at.rows = self.padded(backend, x);
+    if (!in_steps || last > 1) at.rows = self.padded(backend, x);
   } else {
-    const Impl::RowMemory start =
-        self.last() == 0 ? end : Impl::row_memory(scratch, self.most(0), width, x.dtype(), format);
+    const Impl::RowMemory start = before_hop(0);
     run(backend,
         QuantizeFp8Block{.scales = start.scales.rows(0, p.tokens),
                          .codes = start.codes.rows(0, p.tokens),
                          .x = x});
     at = start.entered();
   }
-  for (std::size_t h = 0; h < self.last(); ++h) {
-    const Impl::RowMemory next =
-        h + 1 == self.last()
-            ? end
-            : Impl::row_memory(scratch, self.most(h + 1), width, x.dtype(), format);
+  const std::size_t to = in_steps ? last - 1 : last;
+  for (std::size_t h = 0; h < to; ++h) {
+    const Impl::RowMemory next = before_hop(h + 1);
     self.be_at(p, "dispatch", h);
     self.send_rows(p.hops[h], backend, pass_of(p.hops[h], 0, 1), at, next);
     at = next.entered();
   }
+  if (in_steps) at.next = {end.rows, end.codes, end.scales};
   return at;
 }
 
@@ -275,21 +290,27 @@ void ExpertExchange::dispatch(
   Impl& self = *impl_;
   ExchangePlan::Impl& p = Impl::finished(plan);
   const PlanHop& hop = p.hops[self.last()];
-  const AllToAllPlan part = pass_of(hop, pass, p.passes);
-  self.be_at(p, "dispatch", self.last());
+  const Transfer part = pass_of(hop, pass, p.passes);
   const Impl::Measured measured(self, p, ExchangeWay::dispatch, backend);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
-  if (from.format == RowFormat::plain) {
-    check_shape(rows, {self.bounds.rows, from.rows.dim(1)}, "rows");
-    check_dtype(rows, from.rows.dtype(), "rows");
-    const ConstTensorView all = self.last() == 0 ? self.padded(backend, from.rows) : from.rows;
+  EnteredRows at = from;
+  if (from.goes_on()) {
+    const Impl::RowMemory to{from.format, from.next.rows, from.next.codes, from.next.scales};
+    self.step_across(p, backend, pass, from, to);
+    at = to.entered();
+  }
+  self.be_at(p, "dispatch", self.last());
+  if (at.format == RowFormat::plain) {
+    check_shape(rows, {self.bounds.rows, at.rows.dim(1)}, "rows");
+    check_dtype(rows, at.rows.dtype(), "rows");
+    const ConstTensorView all = self.last() == 0 ? self.padded(backend, at.rows) : at.rows;
     return self.send_rows(hop, backend, part, {{rows, all, "rows"}});
   }
-  check_shape(rows, {self.bounds.rows, from.codes.dim(1)}, "rows");
+  check_shape(rows, {self.bounds.rows, at.codes.dim(1)}, "rows");
   const Impl::RowMemory landed =
-      Impl::row_memory(scratch, self.bounds.rows, rows.dim(1), rows.dtype(), from.format);
-  self.send_rows(hop, backend, part, from, landed);
+      Impl::row_memory(scratch, self.bounds.rows, rows.dim(1), rows.dtype(), at.format);
+  self.send_rows(hop, backend, part, at, landed);
   const std::int64_t came = plan.rows(pass);
   run(backend,
       DequantizeFp8Block{.y = rows.rows(0, came),
@@ -306,13 +327,15 @@ void ExpertExchange::combine(
   check_dtype(returned, rows.dtype(), "returned");
   self.be_at(p, "combine", self.last());
   const Impl::Measured measured(self, p, ExchangeWay::combine, backend);
-  self.send_back(p.hops[self.last()], backend, pass, p.passes, returned, rows);
+  self.send_back(
+      backend, pass_of(p.hops[self.last()], pass, p.passes), self.returned_last(returned), rows);
+  if (self.in_steps(p, backend)) self.step_back(p, backend, pass, returned);
 }
 
 void ExpertExchange::leave(ExchangePlan& plan,
                            Backend& backend,
                            TensorView out,
-                           ConstTensorView returned) {
+                           TensorView returned) {
   Impl& self = *impl_;
   ExchangePlan::Impl& p = Impl::finished(plan);
   check_shape(out, {p.tokens, returned.dim(1)}, "out");
@@ -321,17 +344,25 @@ void ExpertExchange::leave(ExchangePlan& plan,
   const Arena::Mark mark(scratch);
   const Impl::Measured measured(self, p, ExchangeWay::combine, backend);
   const std::int64_t width = returned.dim(1);
+  const bool dry = stream_of(backend).mode() == Stream::Mode::dry;
+  ConstTensorView came = self.returned_last(returned);
   for (std::size_t h = self.last(); h > 0; --h) {
-    // Sums of what came back in this hop go back one more.
-    const TensorView sums = scratch.take({self.most(h), width}, returned.dtype(), "exchange.sums");
-    self.add_up(p.hops[h], backend, sums.rows(0, p.hops[h - 1].received), returned);
-    const TensorView next =
-        scratch.take({self.most_sent(h - 1), width}, returned.dtype(), "exchange.returned");
-    self.be_at(p, "combine", h - 1);
-    self.send_back(p.hops[h - 1], backend, 0, 1, next, sums);
-    returned = next;
+    const bool across = h == self.last() && self.steps();
+    const TensorView into =
+        across
+            ? self.returned_across(returned)
+            : scratch.take({self.most_sent(h - 1), width}, returned.dtype(), "exchange.returned");
+    // Sums of what came back in this hop go back one more, unless they did with the passes.
+    if (!across || !self.in_steps(p, backend) || dry) {
+      const TensorView sums =
+          scratch.take({self.most(h), width}, returned.dtype(), "exchange.sums");
+      self.add_up(p.hops[h], backend, sums.rows(0, p.hops[h - 1].received), came);
+      self.be_at(p, "combine", h - 1);
+      self.send_back(backend, pass_of(p.hops[h - 1], 0, 1), into, sums);
+    }
+    came = into;
   }
-  self.add_up(p.hops[0], backend, out, returned);
+  self.add_up(p.hops[0], backend, out, came);
 }
 
 void ExpertExchange::dispatch(

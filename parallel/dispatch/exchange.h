@@ -31,6 +31,8 @@ struct ExchangeOptions {
   double buffer_factor = 0;
   /// Passes that every plan has at least, each with an equal part of the rows that a rank gets, so that some of them can move
   /// while the experts work at others. The buffers of a pass hold as much less; further passes are those beyond.
+  /// Where rows cross to another node before they are fanned out there (fans_out()), they cross with the chunks too, while
+  /// a plan has no further passes.
   int chunks = 1;
   /// Plans know how many rows each expert here gets: as many counts more are gathered. The dense methods count nothing.
   bool count_experts = false;
@@ -44,8 +46,9 @@ struct ExchangeOptions {
 struct ExchangeBounds {
   std::int64_t rows = 0;    ///< of tokens at the experts, per pass
   std::int64_t copies = 0;  ///< of tokens and experts there, per pass (rows for DispatchPlan)
-  std::int64_t returned_rows = 0;  ///< of combine()
-  std::int64_t plan_bytes = 0;     ///< of an ExchangePlan on the device
+  std::int64_t returned_rows =
+      0;  ///< of combine(): what comes back in the last hop, then in the one that goes with chunks
+  std::int64_t plan_bytes = 0;  ///< of an ExchangePlan on the device
 };
 
 /// How rows travel in dispatch.
@@ -55,11 +58,17 @@ struct ExchangeBounds {
 enum class RowFormat : std::uint8_t { plain, fp8 };
 const char* name(RowFormat format) noexcept;
 
-/// Rows before the last hop, as dispatch() takes them; made by ExpertExchange::enter().
+/// Rows before the last hop, or the one before, as dispatch() takes them; made by ExpertExchange::enter().
 struct EnteredRows {
   RowFormat format = RowFormat::plain;
   ConstTensorView rows;           ///< plain
   ConstTensorView codes, scales;  ///< fp8
+  /// Where they are before the last hop, if not yet: the hop between nodes then goes with the passes, each of which brings
+  /// what it is the first to need.
+  struct Next {
+    TensorView rows, codes, scales;
+  } next{};
+  bool goes_on() const { return !next.rows.empty() || !next.codes.empty(); }
 };
 
 /// What one ExpertExchange did so far, counted on the host from the plans.
@@ -183,7 +192,8 @@ class ExpertExchange {
   // --- any number of passes: enter, then for each pass dispatch, experts, combine, and leave at the end
   /// Bytes of memory that enter() takes for rows of this width and type; 0 when x itself can be read.
   std::int64_t transit_bytes(std::int64_t width, DType dtype, RowFormat format) const;
-  /// All hops but the last. `memory` [transit_bytes] u8 and x are needed until the last pass has been dispatched.
+  /// All hops but the last, and but the one between nodes where that goes with the passes. `memory` [transit_bytes] u8 and x
+  /// are needed until the last pass has been dispatched. Passes are dispatched in their order.
   EnteredRows enter(ExchangePlan& plan,
                     Backend& backend,
                     TensorView memory,
@@ -191,10 +201,11 @@ class ExpertExchange {
                     RowFormat format = RowFormat::plain);
   void dispatch(
       ExchangePlan& plan, Backend& backend, int pass, TensorView rows, const EnteredRows& from);
-  /// returned [bounds().returned_rows, width]: what comes back in all passes.
+  /// returned [bounds().returned_rows, width]: what comes back in all passes. Where the hop between nodes goes with them,
+  /// what a pass is the last to need is added up and crosses back at once; passes are combined in their order.
   void combine(
       ExchangePlan& plan, Backend& backend, int pass, TensorView returned, ConstTensorView rows);
-  void leave(ExchangePlan& plan, Backend& backend, TensorView out, ConstTensorView returned);
+  void leave(ExchangePlan& plan, Backend& backend, TensorView out, TensorView returned);
 
   /// Rows that one dispatch (or combine) of a finished plan sends from here, in all hops and passes.
   Traffic traffic(const ExchangePlan& plan, std::int64_t row_bytes) const;

@@ -1,5 +1,6 @@
 #include "parallel/dispatch/exchange_impl.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -12,37 +13,37 @@ namespace {
 
 constexpr std::int64_t kScaleColumns = 128;  // of QuantizeFp8Block
 
-std::vector<std::int64_t> starts_of(const std::vector<std::int64_t>& lengths) {
-  std::vector<std::int64_t> starts(lengths.size());
-  std::exclusive_scan(lengths.begin(), lengths.end(), starts.begin(), std::int64_t{0});
-  return starts;
-}
-
-// f(begin, end) for the items that a pass sends to others, neighbours together; own(begin, end) for those of this rank.
+// f(begin, end) for the items that a pass sends to others, neighbours together; own(begin, end, at) for those of this rank,
+// which land at `at`.
 template <class F, class Own>
-void for_ranges(const AllToAllPlan& plan, int rank, const F& f, const Own& own) {
+void for_ranges(const Transfer& plan, int rank, const F& f, const Own& own) {
   std::int64_t begin = 0, end = 0;
   const auto flush = [&] {
     if (end > begin) f(begin, end);
     begin = end = 0;
   };
-  for (std::size_t p = 0; p < plan.send_rows.size(); ++p) {
-    const std::int64_t at = plan.send_offset[p], n = plan.send_rows[p];
-    if (n == 0) continue;
-    if (static_cast<int>(p) == rank) {
-      own(at, at + n);
+  auto landing = plan.receives.begin();
+  for (const RowRun& run : plan.sends) {
+    if (run.peer == rank) {
+      landing = std::find_if(
+          landing, plan.receives.end(), [&](const RowRun& r) { return r.peer == rank; });
+      own(run.first, run.first + run.rows, landing++->first);
       continue;
     }
-    if (at != end) {
+    if (run.first != end) {
       flush();
-      begin = at;
+      begin = run.first;
     }
-    end = at + n;
+    end = run.first + run.rows;
   }
   flush();
 }
 
 }  // namespace
+
+bool comes_in_steps(const ExchangeOptions& options) noexcept {
+  return options.chunks > 1 && options.grid.nodes > 1 && fans_out(options.method);
+}
 
 ExpertExchange::Impl::Impl(Communicator* g, const ExchangeOptions& o, const ExchangeBounds& b)
     : group(g),
@@ -67,6 +68,15 @@ std::int64_t ExpertExchange::Impl::most(std::size_t hop) const {
 std::int64_t ExpertExchange::Impl::most_sent(std::size_t hop) const {
   return most_items(
       options.method, options.grid, options.max_tokens, options.choices, static_cast<int>(hop));
+}
+
+bool ExpertExchange::Impl::in_steps(const ExchangePlan::Impl& plan, Backend& backend) const {
+  const bool dry = stream_of(backend).mode() == Stream::Mode::dry;
+  return steps() && (plan.passes == options.chunks || dry);
+}
+
+std::int64_t ExpertExchange::Impl::most_runs() const {
+  return 1 + (options.grid.nodes - 1) * slow_lots(options.method, options.grid);
 }
 
 bool ExpertExchange::Impl::limited() const {
@@ -139,12 +149,19 @@ void ExpertExchange::Impl::gather_counts(ExchangePlan::Impl& plan, Backend& back
                        .hops = {},
                        .per_choice = true});
   }
-  run(backend,
-      ExchangeCounts{.counts = plan.counts.rows(0, paths),
-                     .places = plan.hops[0].places,
-                     .grid = places(),
-                     .hops = hops,
-                     .per_choice = options.method == ExchangeMethod::pair});
+  const int runs = token_runs(options.method, options.grid);
+  const ConstTensorView tokens = plan.hops[0].places;
+  const auto begin = [&](int i) {
+    return run_begin(options.method, options.grid, tokens.dim(0), i);
+  };
+  for (int i = 0; i < runs; ++i) {
+    run(backend,
+        ExchangeCounts{.counts = plan.counts.rows(i * (paths / runs), (i + 1) * (paths / runs)),
+                       .places = tokens.rows(begin(i), begin(i + 1)),
+                       .grid = places(),
+                       .hops = hops,
+                       .per_choice = options.method == ExchangeMethod::pair});
+  }
   Stream& stream = stream_of(backend);
   if (group == nullptr && options.grid.ranks() == 1) {
     copy_tensor(plan.all_counts.reshaped(plan.counts.shape()), plan.counts, stream);
@@ -181,56 +198,83 @@ HopTable ExpertExchange::Impl::table_of(ExchangePlan::Impl& plan, Backend& backe
 
 void ExpertExchange::Impl::set_rows(PlanHop& hop, const HopTable& table, std::size_t h) const {
   const int ranks = options.grid.ranks();
-  const auto num = static_cast<std::size_t>(ranks);
-  hop.rank = rank;
-  for (auto* list : {&hop.send_rows, &hop.recv_rows, &hop.sent_to, &hop.sent_earlier})
-    list->assign(num, 0);
+  hop.one_sender = fans_out(options.method) && h + 1 == last();
+  hop.send_rows.assign(static_cast<std::size_t>(ranks), 0);
+  hop.sent_to.assign(static_cast<std::size_t>(ranks), 0);
+  hop.sends.clear();
+  hop.receives.clear();
+  hop.items = hop.received = 0;
   for (int p = 0; p < ranks; ++p) {
     const auto i = static_cast<std::size_t>(p);
     hop.send_rows[i] = table.at(h, rank, p);
-    hop.recv_rows[i] = table.at(h, p, rank);
-    for (int n = 0; n < ranks; ++n) {
-      const int from = (p + n) % ranks;
-      if (from == rank) hop.sent_earlier[i] = hop.sent_to[i];
-      hop.sent_to[i] += table.at(h, from, p);
+    if (hop.send_rows[i] == 0) continue;
+    const std::int64_t home = hop.items;
+    // In the dense methods every peer gets all rows.
+    const std::int64_t first = dense() ? 0 : home;
+    std::int64_t sent = 0;
+    for (const Arrival& a : arrivals_of(table, options.grid, h, p)) {
+      if (a.from == rank) {
+        hop.sends.push_back({.peer = p,
+                             .part = a.part,
+                             .rows = a.rows,
+                             .earlier = hop.sent_to[i],
+                             .first = first + sent,
+                             .home = home + sent});
+        sent += a.rows;
+      }
+      hop.sent_to[i] += a.rows;
     }
+    MOESAIC_CHECK(sent == hop.send_rows[i], "lots are not the rows that are sent");
+    hop.items += sent;
   }
-  hop.items = std::accumulate(hop.send_rows.begin(), hop.send_rows.end(), std::int64_t{0});
-  hop.received = std::accumulate(hop.recv_rows.begin(), hop.recv_rows.end(), std::int64_t{0});
+  for (const Arrival& a : arrivals_of(table, options.grid, h, rank)) {
+    hop.receives.push_back(
+        {.peer = a.from, .part = a.part, .rows = a.rows, .earlier = hop.received});
+    hop.received += a.rows;
+  }
   MOESAIC_CHECK(
       hop.items <= most_sent(h) && hop.received <= most(h + 1),
       fmt::format(
           "{} rows to send and {} to receive are more than there can be", hop.items, hop.received));
-  hop.return_offset = starts_of(hop.send_rows);
-  // In the dense methods every peer gets all rows.
-  hop.send_offset =
-      dense() ? std::vector<std::int64_t>(hop.send_rows.size(), 0) : hop.return_offset;
 }
 
 void ExpertExchange::Impl::move(Backend& backend,
                                 const std::vector<Piece>& pieces,
-                                const AllToAllPlan& plan,
+                                const Transfer& plan,
                                 Traffic& traffic,
                                 bool own_is_there) {
   Stream& stream = stream_of(backend);
   std::vector<OutgoingMessage> sends;
   std::vector<IncomingMessage> receives;
-  for (int p = 0; p < options.grid.ranks(); ++p) {
-    const auto i = static_cast<std::size_t>(p);
-    const std::int64_t s = plan.send_offset[i], out = plan.send_rows[i], r = plan.recv_offset[i],
-                       in = plan.recv_rows[i];
-    std::int64_t row_bytes = 0;
-    for (const Piece& piece : pieces) {
-      row_bytes += piece.in.dim(1) * static_cast<std::int64_t>(byte_size(piece.in.dtype()));
-      if (p == rank) {
-        if (out > 0 && !own_is_there)
-          copy_tensor(piece.out.rows(r, r + in), piece.in.rows(s, s + out), stream);
-        continue;
-      }
-      if (out > 0) sends.push_back({piece.in.rows(s, s + out), p});
-      if (in > 0) receives.push_back({piece.out.rows(r, r + in), p});
+  std::vector<RowRun> own;
+  std::int64_t row_bytes = 0;
+  for (const Piece& piece : pieces)
+    row_bytes += piece.in.dim(1) * static_cast<std::int64_t>(byte_size(piece.in.dtype()));
+  for (const RowRun& run : plan.sends) {
+    traffic.add(options.grid.link(rank, run.peer), run.rows, row_bytes);
+    if (run.peer == rank) {
+      own.push_back(run);
+      continue;
     }
-    traffic.add(options.grid.link(rank, p), out, row_bytes);
+    for (const Piece& piece : pieces)
+      sends.push_back({piece.in.rows(run.first, run.first + run.rows), run.peer});
+  }
+  auto next = own.begin();
+  for (const RowRun& run : plan.receives) {
+    const std::int64_t end = run.first + run.rows;
+    if (run.peer != rank) {
+      for (const Piece& piece : pieces)
+        receives.push_back({piece.out.rows(run.first, end), run.peer});
+      continue;
+    }
+    MOESAIC_CHECK(next != own.end() && next->rows == run.rows, "a rank sends itself other rows");
+    for (const Piece& piece : pieces) {
+      if (!own_is_there)
+        copy_tensor(piece.out.rows(run.first, end),
+                    piece.in.rows(next->first, next->first + run.rows),
+                    stream);
+    }
+    ++next;
   }
   if (group != nullptr) group->exchange(sends, receives, stream);
   if (verifies()) verify(backend, pieces, plan);
@@ -238,7 +282,7 @@ void ExpertExchange::Impl::move(Backend& backend,
 
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,
                                      Backend& backend,
-                                     const AllToAllPlan& plan,
+                                     const Transfer& plan,
                                      const std::vector<Piece>& pieces) {
   if (dense()) return move(backend, pieces, plan, statistics.rows);
   Arena& scratch = scratch_of(backend);
@@ -255,8 +299,7 @@ void ExpertExchange::Impl::send_rows(const PlanHop& hop,
         plan,
         rank,
         [&](std::int64_t begin, std::int64_t end) { gather(out.rows(begin, end), begin, end); },
-        [&](std::int64_t begin, std::int64_t end) {
-          const std::int64_t at = plan.recv_offset[static_cast<std::size_t>(rank)];
+        [&](std::int64_t begin, std::int64_t end, std::int64_t at) {
           gather(piece.out.rows(at, at + end - begin), begin, end);
         });
     sent.push_back({piece.out, out, piece.what});
@@ -294,7 +337,7 @@ ExpertExchange::Impl::RowMemory ExpertExchange::Impl::row_memory(
 
 void ExpertExchange::Impl::send_rows(const PlanHop& hop,
                                      Backend& backend,
-                                     const AllToAllPlan& plan,
+                                     const Transfer& plan,
                                      const EnteredRows& from,
                                      const RowMemory& to) {
   if (from.format == RowFormat::plain)
@@ -307,7 +350,7 @@ void ExpertExchange::Impl::send_choices(const PlanHop& hop,
                                         std::size_t h,
                                         Backend& backend,
                                         ConstTensorView weights,
-                                        const AllToAllPlan& plan,
+                                        const Transfer& plan,
                                         TensorView places_in,
                                         TensorView weights_in) {
   Arena& scratch = scratch_of(backend);
@@ -331,7 +374,9 @@ void ExpertExchange::Impl::send_choices(const PlanHop& hop,
       op.first = begin;
       run(backend, op);
     };
-    for_ranges(plan, rank, take, take);
+    for_ranges(plan, rank, take, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+      take(begin, end);
+    });
     return move(
         backend, {{places_in, p, "places"}, {weights_in, w, "weights"}}, plan, statistics.choices);
   }
@@ -341,8 +386,7 @@ void ExpertExchange::Impl::send_choices(const PlanHop& hop,
       h == last() ? places_per_rank : places_per_rank * options.grid.per_node;
   op.keep_begin = rank * places_per_rank / width * width;
   op.keep_end = op.keep_begin + width;
-  const std::int64_t rows =
-      std::accumulate(plan.recv_rows.begin(), plan.recv_rows.end(), std::int64_t{0});
+  const std::int64_t rows = plan.received();
   op.places = p.rows(0, rows);
   op.weights = w.rows(0, rows);
   op.places_out = places_in.rows(0, rows);
@@ -350,28 +394,56 @@ void ExpertExchange::Impl::send_choices(const PlanHop& hop,
   run(backend, op);
 }
 
-void ExpertExchange::Impl::send_back(const PlanHop& hop,
-                                     Backend& backend,
-                                     int pass,
-                                     int passes,
+void ExpertExchange::Impl::send_back(Backend& backend,
+                                     const Transfer& there,
                                      TensorView returned,
                                      ConstTensorView rows) {
-  const AllToAllPlan there = pass_of(hop, pass, passes);
-  AllToAllPlan back = there.reversed();
-  for (std::size_t p = 0; p < back.recv_offset.size(); ++p)
-    back.recv_offset[p] += hop.return_offset[p] - hop.send_offset[p];
-  move(backend, {{returned, rows, "rows"}}, back, statistics.rows);
+  move(backend, {{returned, rows, "rows"}}, there.reversed(), statistics.rows);
+}
+
+void ExpertExchange::Impl::step_across(const ExchangePlan::Impl& plan,
+                                       Backend& backend,
+                                       int pass,
+                                       const EnteredRows& from,
+                                       const RowMemory& to) {
+  const Arena::Mark mark(scratch_of(backend));
+  const std::size_t h = last() - 1;
+  be_at(plan, "dispatch", h);
+  EnteredRows all = from;
+  if (h == 0 && from.format == RowFormat::plain) all.rows = padded(backend, from.rows);
+  send_rows(plan.hops[h], backend, step_of(plan.hops[h], pass, &Lane::needed), all, to);
+}
+
+void ExpertExchange::Impl::step_back(const ExchangePlan::Impl& plan,
+                                     Backend& backend,
+                                     int pass,
+                                     TensorView returned) {
+  Arena& scratch = scratch_of(backend);
+  const Arena::Mark mark(scratch);
+  const std::size_t h = last() - 1;
+  Transfer there = step_of(plan.hops[h], pass, &Lane::spent);
+  const TensorView sums =
+      scratch.take({most(last()), returned.dim(1)}, returned.dtype(), "exchange.sums");
+  // Parts are spent in their order: their rows follow each other.
+  const std::int64_t first = there.receives.empty() ? 0 : there.receives.front().first;
+  add_up(
+      plan.hops[last()], backend, sums.rows(0, there.received()), returned_last(returned), first);
+  for (RowRun& run : there.receives)
+    run.first -= first;
+  be_at(plan, "combine", h);
+  send_back(backend, there, returned_across(returned), sums);
 }
 
 void ExpertExchange::Impl::add_up(const PlanHop& hop,
                                   Backend& backend,
                                   TensorView sums,
-                                  ConstTensorView returned) const {
+                                  ConstTensorView returned,
+                                  std::int64_t first) const {
   run(backend,
       CombineRows{.u = sums,
                   .y = returned,
                   .weights = {},
-                  .row_of_assignment = hop.to_item.rows(0, sums.dim(0))});
+                  .row_of_assignment = hop.to_item.rows(first, first + sums.dim(0))});
 }
 
 ConstTensorView ExpertExchange::Impl::padded(Backend& backend, ConstTensorView x) const {

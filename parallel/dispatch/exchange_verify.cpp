@@ -57,56 +57,67 @@ void ExpertExchange::Impl::verify_counts(const ExchangePlan::Impl& plan, Backend
 
 void ExpertExchange::Impl::verify(Backend& backend,
                                   const std::vector<Piece>& pieces,
-                                  const AllToAllPlan& plan) {
+                                  const Transfer& plan) {
   Stream& stream = stream_of(backend);
   Arena& scratch = scratch_of(backend);
   const Arena::Mark mark(scratch);
+  const int ranks = options.grid.ranks();
   const auto num = static_cast<std::int64_t>(pieces.size());
-  const Shape shape{options.grid.ranks(), num};
+  const std::int64_t runs = most_runs();
+  // Sums of a rank's runs, in their order.
+  const Shape shape{ranks * runs, num};
   const TensorView sent = scratch.take(shape, DType::i64, "exchange.sent_sums"),
                    came = scratch.take(shape, DType::i64, "exchange.sums"),
                    found = scratch.take(shape, DType::i64, "exchange.found_sums");
-  zero_tensor(sent, stream);
-  zero_tensor(found, stream);
-  const auto sum = [&](const TensorView& sums, int p, std::int64_t i, ConstTensorView rows) {
-    if (p == rank || rows.dim(0) == 0) return;
-    run(backend,
-        ByteChecksum{.sum = sums.rows(p, p + 1).reshaped({num}).rows(i, i + 1), .x = rows});
-  };
-  AllToAllPlan one_each;
-  for (int p = 0; p < options.grid.ranks(); ++p) {
-    const auto at = static_cast<std::size_t>(p);
-    for (std::int64_t i = 0; i < num; ++i) {
-      const Piece& piece = pieces[static_cast<std::size_t>(i)];
-      const std::int64_t s = plan.send_offset[at], r = plan.recv_offset[at];
-      sum(sent, p, i, piece.in.rows(s, s + plan.send_rows[at]));
-      sum(found, p, i, piece.out.rows(r, r + plan.recv_rows[at]));
-    }
-    one_each.send_rows.push_back(1);
-    one_each.recv_rows.push_back(1);
-    one_each.send_offset.push_back(p);
-    one_each.recv_offset.push_back(p);
+  AllToAllPlan sums;
+  sums.row_bytes = num * 8;
+  for (int p = 0; p < ranks; ++p) {
+    for (auto* offsets : {&sums.send_offset, &sums.recv_offset})
+      offsets->push_back(p * runs);
   }
-  one_each.row_bytes = num * 8;
-  if (group != nullptr) group->all_to_all(came, sent, one_each, stream);
+  sums.send_rows.assign(static_cast<std::size_t>(ranks), 0);
+  sums.recv_rows = sums.send_rows;
+  // What each run's sums are about.
+  std::vector<const RowRun*> about(static_cast<std::size_t>(ranks * runs), nullptr);
+  const auto add = [&](const RowRun& run,
+                       std::vector<std::int64_t>& rows,
+                       const TensorView& to,
+                       const auto& piece_of) {
+    if (run.peer == rank) return;
+    const std::int64_t nth = rows[static_cast<std::size_t>(run.peer)]++, at = run.peer * runs + nth;
+    MOESAIC_CHECK(nth < runs, "more runs of rows between two ranks than there can be");
+    for (std::int64_t i = 0; i < num; ++i) {
+      const ConstTensorView all = piece_of(pieces[static_cast<std::size_t>(i)]);
+      moesaic::run(backend,
+                   ByteChecksum{.sum = to.rows(at, at + 1).reshaped({num}).rows(i, i + 1),
+                                .x = all.rows(run.first, run.first + run.rows)});
+    }
+    if (&to == &found) about[static_cast<std::size_t>(at)] = &run;
+  };
+  for (const RowRun& run : plan.sends)
+    add(run, sums.send_rows, sent, [](const Piece& piece) { return piece.in; });
+  for (const RowRun& run : plan.receives)
+    add(run, sums.recv_rows, found, [](const Piece& piece) { return ConstTensorView(piece.out); });
+  if (group != nullptr) group->all_to_all(came, sent, sums, stream);
   if (stream.mode() == Stream::Mode::dry) return;
   std::vector<std::int64_t> host(static_cast<std::size_t>(2 * came.numel()));
   const TensorView copies(reinterpret_cast<std::byte*>(host.data()), DType::i64, {2, came.numel()});
   copy_tensor(copies.rows(0, 1).reshaped(shape), came, stream);
   copy_tensor(copies.rows(1, 2).reshaped(shape), found, stream);
   stream.synchronize();
-  for (int p = 0; p < options.grid.ranks(); ++p) {
+  for (std::size_t at = 0; at < about.size(); ++at) {
+    if (about[at] == nullptr) continue;
     for (std::int64_t i = 0; i < num; ++i) {
-      const auto at = static_cast<std::size_t>(p * num + i);
-      if (host[at] == host[at + static_cast<std::size_t>(came.numel())]) continue;
+      const std::size_t of = at * static_cast<std::size_t>(num) + static_cast<std::size_t>(i);
+      if (host[of] == host[of + static_cast<std::size_t>(came.numel())]) continue;
       const Piece& piece = pieces[static_cast<std::size_t>(i)];
       throw damaged(place,
                     fmt::format("{} of {} rows of {} {}",
                                 piece.what,
-                                plan.recv_rows[static_cast<std::size_t>(p)],
+                                about[at]->rows,
                                 piece.in.dim(1),
                                 name(piece.in.dtype())),
-                    p,
+                    about[at]->peer,
                     *this);
     }
   }

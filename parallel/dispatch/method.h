@@ -42,6 +42,11 @@ const char* name(ExchangeMethod method) noexcept;
 ExchangeMethod exchange_method_from_name(const std::string& text);
 
 HopList hops_of(ExchangeMethod method) noexcept;
+/// Rows cross to another node in the hop before the last one, which fans them out there.
+constexpr bool fans_out(ExchangeMethod m) noexcept {
+  return m == ExchangeMethod::inter_first || m == ExchangeMethod::intra_first_3 ||
+         m == ExchangeMethod::hdense;
+}
 /// All tokens go everywhere: what a rank sends does not depend on the routing.
 constexpr bool is_dense(ExchangeMethod m) noexcept {
   return m == ExchangeMethod::dense || m == ExchangeMethod::hdense;

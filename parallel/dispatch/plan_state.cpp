@@ -30,26 +30,147 @@ Part part_of(std::int64_t first, std::int64_t count, std::int64_t n, int pass, i
   return {begin, inside(begin_of(n, pass + 1, passes)) - begin};
 }
 
+// Where a row that is row `row` of n comes.
+int pass_with(std::int64_t row, std::int64_t n, int passes) {
+  int pass = 0;
+  while (pass + 1 < passes && begin_of(n, pass + 1, passes) <= row)
+    ++pass;
+  return pass;
+}
+
+// A run that goes on where the last one to the same rank ended is one with it, if both sides see that.
+void append(std::vector<RowRun>& runs, const RowRun& run, bool joins) {
+  if (run.rows == 0) return;
+  if (joins && !runs.empty() && runs.back().peer == run.peer) {
+    runs.back().rows += run.rows;
+  } else {
+    runs.push_back(run);
+  }
+}
+
+// Parts of the rows of a rank whose node is `node`, by the number of nodes that they come over.
+int num_parts(const HopTable& table) {
+  return 1 + (table.nodes - 1) * table.lots;
+}
+struct PartOfNode {
+  int node = 0, first_lot = 0, last_lot = 0;
+};
+PartOfNode part_of_node(const HopTable& table, int node, int part) {
+  if (part == 0) return {node, 0, table.lots - 1};
+  const int lot = (part - 1) % table.lots;
+  return {(node + 1 + (part - 1) / table.lots) % table.nodes, lot, lot};
+}
+
 }  // namespace
 
-AllToAllPlan pass_of(const PlanHop& hop, int pass, int passes) {
-  const std::size_t ranks = hop.send_rows.size();
-  AllToAllPlan plan;
-  for (std::size_t p = 0; p < ranks; ++p) {
-    const Part part = part_of(hop.sent_earlier[p], hop.send_rows[p], hop.sent_to[p], pass, passes);
-    plan.send_offset.push_back(hop.send_offset[p] + part.skipped);
-    plan.send_rows.push_back(part.rows);
+Transfer Transfer::reversed() const {
+  Transfer back{receives, sends};
+  for (RowRun& run : back.receives)
+    run.first = run.home;
+  return back;
+}
+
+std::int64_t Transfer::received() const {
+  std::int64_t sum = 0;
+  for (const RowRun& run : receives)
+    sum += run.rows;
+  return sum;
+}
+
+std::vector<Arrival> arrivals_of(const HopTable& table,
+                                 const NodeGrid& grid,
+                                 std::size_t hop,
+                                 int to) {
+  std::vector<Arrival> list;
+  if (table.fanned.empty() || hop + 2 < table.rows.size()) {
+    for (int i = 0; i < table.ranks; ++i) {
+      const int from = (to + i) % table.ranks;
+      list.push_back({0, from, table.at(hop, from, to)});
+    }
+    return list;
   }
-  plan.recv_rows.assign(ranks, 0);
-  plan.recv_offset.assign(ranks, 0);
-  std::int64_t earlier = 0, landed = 0;
-  for (std::size_t i = 0; i < ranks; ++i) {
-    const std::size_t p = (static_cast<std::size_t>(hop.rank) + i) % ranks;
-    const Part part = part_of(earlier, hop.recv_rows[p], hop.received, pass, passes);
-    plan.recv_offset[p] = landed;
-    plan.recv_rows[p] = part.rows;
-    earlier += hop.recv_rows[p];
-    landed += part.rows;
+  const bool crosses = hop + 2 == table.rows.size();
+  const int node = grid.node_of(to), per_node = grid.per_node;
+  for (int part = 0; part < num_parts(table); ++part) {
+    const PartOfNode of = part_of_node(table, node, part);
+    for (int i = 0; i < (crosses ? 1 : per_node); ++i) {
+      const int number = (grid.number_of(to) + i) % per_node,
+                crossing = of.node * per_node + number;
+      Arrival a{part, crosses ? crossing : node * per_node + number};
+      for (int lot = of.first_lot; lot <= of.last_lot; ++lot)
+        a.rows +=
+            crosses ? table.crossed_at(crossing, node, lot) : table.fanned_at(crossing, lot, to);
+      list.push_back(a);
+    }
+  }
+  return list;
+}
+
+Transfer pass_of(const PlanHop& hop, int pass, int passes) {
+  Transfer plan;
+  for (const Lane& lane : hop.sends) {
+    const Part part = part_of(
+        lane.earlier, lane.rows, hop.sent_to[static_cast<std::size_t>(lane.peer)], pass, passes);
+    append(plan.sends,
+           {lane.peer, part.rows, lane.first + part.skipped, lane.home + part.skipped},
+           hop.one_sender);
+  }
+  std::int64_t landed = 0;
+  for (const Lane& lane : hop.receives) {
+    const std::int64_t rows = part_of(lane.earlier, lane.rows, hop.received, pass, passes).rows;
+    append(plan.receives, {lane.peer, rows, landed}, hop.one_sender);
+    landed += rows;
+  }
+  return plan;
+}
+
+namespace {
+// By part, of the rows of a node's ranks.
+struct Steps {
+  std::vector<int> needed, spent;
+};
+Steps steps_of(const HopTable& table, const NodeGrid& grid, int node, int passes) {
+  const auto parts = static_cast<std::size_t>(num_parts(table));
+  Steps steps{std::vector<int>(parts, passes - 1), std::vector<int>(parts, 0)};
+  for (int to = node * grid.per_node; to < (node + 1) * grid.per_node; ++to) {
+    std::vector<std::int64_t> ends(parts, 0);
+    std::int64_t all = 0;
+    for (const Arrival& a : arrivals_of(table, grid, table.rows.size() - 1, to))
+      ends[static_cast<std::size_t>(a.part)] = all += a.rows;
+    std::int64_t begin = 0;
+    for (std::size_t part = 0; part < parts; begin = ends[part++]) {
+      const std::int64_t last = std::max<std::int64_t>(0, ends[part] - 1);
+      steps.needed[part] = std::min(steps.needed[part], pass_with(begin, all, passes));
+      steps.spent[part] = std::max(steps.spent[part], pass_with(last, all, passes));
+    }
+  }
+  return steps;
+}
+}  // namespace
+
+void set_steps(PlanHop& hop, const HopTable& table, const NodeGrid& grid, int rank, int passes) {
+  const auto set = [](Lane& lane, const Steps& steps) {
+    lane.needed = steps.needed[static_cast<std::size_t>(lane.part)];
+    lane.spent = steps.spent[static_cast<std::size_t>(lane.part)];
+  };
+  std::vector<Steps> of_node;
+  for (int node = 0; node < grid.nodes; ++node)
+    of_node.push_back(steps_of(table, grid, node, passes));
+  for (Lane& lane : hop.sends)
+    set(lane, of_node[static_cast<std::size_t>(grid.node_of(lane.peer))]);
+  for (Lane& lane : hop.receives)
+    set(lane, of_node[static_cast<std::size_t>(grid.node_of(rank))]);
+}
+
+Transfer step_of(const PlanHop& hop, int pass, int Lane::*when) {
+  Transfer plan;
+  for (const Lane& lane : hop.sends) {
+    if (lane.*when == pass)
+      append(plan.sends, {lane.peer, lane.rows, lane.first, lane.home}, hop.one_sender);
+  }
+  for (const Lane& lane : hop.receives) {
+    if (lane.*when == pass)
+      append(plan.receives, {lane.peer, lane.rows, lane.earlier}, hop.one_sender);
   }
   return plan;
 }
@@ -103,10 +224,7 @@ std::span<const std::int64_t> ExchangePlan::expert_rows() const {
 
 std::int64_t ExchangePlan::rows(int pass) const {
   MOESAIC_CHECK(impl_->finished && 0 <= pass && pass < impl_->passes, "no such pass");
-  std::int64_t sum = 0;
-  for (const std::int64_t n : pass_of(impl_->hops.back(), pass, impl_->passes).recv_rows)
-    sum += n;
-  return sum;
+  return pass_of(impl_->hops.back(), pass, impl_->passes).received();
 }
 
 }  // namespace moesaic

@@ -1,6 +1,10 @@
 #include "parallel/dispatch/routed_plan.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
+
+#include "parallel/dispatch/hop_table.h"
 
 namespace moesaic {
 namespace {
@@ -54,6 +58,23 @@ std::multimap<int, RoutedRow> copies_of(ExchangeMethod method,
   return copies;
 }
 
+// Which part of the rows of rank `at`, fanned out by `from`, has this one (HopTable::lots).
+int part_of(ExchangeMethod method,
+            const NodeGrid& grid,
+            const RoutedRow& row,
+            std::int64_t tokens,
+            int from,
+            int at) {
+  const int away = (grid.node_of(row.source) - grid.node_of(at) + grid.nodes) % grid.nodes,
+            lots = slow_lots(method, grid);
+  if (away == 0) return 0;
+  int run = 0;
+  while (run_begin(method, grid, tokens, run + 1) <= row.token)
+    ++run;
+  const int crossing = grid.node_of(row.source) * grid.per_node + grid.number_of(from);
+  return 1 + (away - 1) * lots + lot_of(method, grid, row.source, run, crossing);
+}
+
 }  // namespace
 
 Traffic RoutedPlan::sent_by(int rank, const NodeGrid& grid, std::int64_t row_bytes) const {
@@ -100,10 +121,24 @@ RoutedPlan route_tokens(ExchangeMethod method,
       }
     }
     for (std::size_t r = 0; r < num_ranks; ++r) {
+      std::vector<std::pair<int, RoutedRow>> came;  // with their parts
+      const bool fanned =
+          fans_out(method) && hop + 1 == static_cast<std::size_t>(hops_of(method).size);
       for (std::size_t i = 0; i < num_ranks; ++i) {
-        const auto& from = arriving[r][(r + i) % num_ranks];
-        now[r].received.insert(now[r].received.end(), from.begin(), from.end());
+        const std::size_t from = (r + i) % num_ranks;
+        for (const RoutedRow& row : arriving[r][from]) {
+          const std::int64_t tokens = ranks[static_cast<std::size_t>(row.source)].tokens();
+          came.emplace_back(
+              fanned
+                  ? part_of(method, grid, row, tokens, static_cast<int>(from), static_cast<int>(r))
+                  : 0,
+              row);
+        }
       }
+      std::stable_sort(
+          came.begin(), came.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (auto& one : came)
+        now[r].received.push_back(std::move(one.second));
       rows[r] = now[r].received;
     }
     plan.hops.push_back(std::move(now));

@@ -28,7 +28,8 @@ struct RoutedHop {
   std::vector<std::int64_t> send_rows;  ///< [ranks]
   std::vector<std::int32_t> src;        ///< rows to send, by destination, then in their order here
   std::vector<RoutedRow>
-      received;  ///< by sender, from this rank on round to the one before, in the order of its list
+      received;  ///< by sender, from this rank on round to the one before, in the order of its list; in a hop that fans
+                 ///< rows out of another node, first by the part of the rows (HopTable::lots)
 };
 
 /// From the choices of all ranks to everything that is sent: hops[hop][rank]. A pure function, for any method,

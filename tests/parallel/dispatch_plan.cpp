@@ -116,15 +116,22 @@ TEST_CASE("counts of all ranks give the rows of every hop") {
         INFO(name(method) << ", " << c.text());
         const auto choices = drawn(c);
         const std::int64_t n = num_counts(method, grid);
+        const int runs = token_runs(method, grid);
         const Field counts({grid.ranks(), n}, DType::i32);
         for (int r = 0; r < grid.ranks(); ++r) {
           const auto& own = choices[static_cast<std::size_t>(r)];
-          run(backend,
-              ExchangeCounts{.counts = counts.view().rows(r, r + 1).reshaped({n}),
-                             .places = Field({own.tokens(), k}, DType::i32, own.places),
-                             .grid = grid.places(r, c.experts_per_rank),
-                             .hops = hops_of(method),
-                             .per_choice = method == ExchangeMethod::pair});
+          const Field places({own.tokens(), k}, DType::i32, own.places);
+          const TensorView all = counts.view().rows(r, r + 1).reshaped({runs, n / runs});
+          for (int i = 0; i < runs; ++i) {
+            run(backend,
+                ExchangeCounts{
+                    .counts = all.rows(i, i + 1).reshaped({n / runs}),
+                    .places = places.view().rows(run_begin(method, grid, own.tokens(), i),
+                                                 run_begin(method, grid, own.tokens(), i + 1)),
+                    .grid = grid.places(r, c.experts_per_rank),
+                    .hops = hops_of(method),
+                    .per_choice = method == ExchangeMethod::pair});
+          }
         }
         const HopTable table = hop_table(
             method,
@@ -188,27 +195,39 @@ TEST_CASE(
   CHECK(passes_for(table, 2, 1000, 4, 1) == 31);
   PlanHop hop;  // of rank 0
   hop.sent_to = {10, 61};
-  hop.sent_earlier = {0, 11};  // rank 1 begins with its own rows
   hop.received = 10;
   hop.send_rows = {3, 50};
-  hop.send_offset = {0, 3};
-  hop.recv_rows = {3, 7};
-  std::vector<std::int64_t> sent(2, 0), received(2, 0);
+  // Rank 1 begins with its own rows.
+  hop.sends = {{.peer = 0, .rows = 3, .earlier = 0, .first = 0, .home = 100},
+               {.peer = 1, .rows = 50, .earlier = 11, .first = 3, .home = 103}};
+  hop.receives = {{.peer = 0, .rows = 3, .earlier = 0}, {.peer = 1, .rows = 7, .earlier = 3}};
+  std::vector<std::int64_t> sent(2, 0), starts{0, 3};
   std::vector<std::vector<std::int64_t>> came;
   for (int pass = 0; pass < 4; ++pass) {
-    const AllToAllPlan p = pass_of(hop, pass, 4);
-    for (std::size_t r = 0; r < 2; ++r) {
-      CHECK(p.send_offset[r] == hop.send_offset[r] + sent[r]);
-      sent[r] += p.send_rows[r];
-      received[r] += p.recv_rows[r];
+    const Transfer p = pass_of(hop, pass, 4);
+    for (const RowRun& run : p.sends) {
+      const auto to = static_cast<std::size_t>(run.peer);
+      CHECK(run.first == starts[to] + sent[to]);
+      CHECK(run.home == 100 + run.first);
+      sent[to] += run.rows;
     }
-    CHECK(p.recv_offset[1] == p.recv_rows[0]);
-    came.push_back(p.recv_rows);
+    std::vector<std::int64_t> now(2, 0);
+    std::int64_t landed = 0;
+    for (const RowRun& run : p.receives) {
+      CHECK(run.first == landed);
+      landed += now[static_cast<std::size_t>(run.peer)] = run.rows;
+    }
+    CHECK(p.received() == landed);
+    came.push_back(now);
+    const Transfer back = p.reversed();
+    REQUIRE(back.receives.size() == p.sends.size());
+    CHECK(back.sends.size() == p.receives.size());
+    for (std::size_t i = 0; i < p.sends.size(); ++i)
+      CHECK(back.receives[i].first == p.sends[i].home);
   }
   // The next rows in their order, first those of this rank.
   CHECK(came == std::vector<std::vector<std::int64_t>>{{2, 0}, {1, 2}, {0, 2}, {0, 3}});
   CHECK(sent == hop.send_rows);
-  CHECK(received == hop.recv_rows);
 }
 
 TEST_CASE("expected rows are those of even routing") {

@@ -33,6 +33,13 @@ std::int64_t bytes(const StepStats& stats, LayerExchange::Way LayerExchange::*wa
       });
 }
 
+std::int64_t network_bytes(const StepStats& stats) {
+  std::int64_t sum = 0;
+  for (const LayerExchange& e : stats.exchange)
+    sum += e.dispatch.network_bytes + e.combine.network_bytes;
+  return sum;
+}
+
 }  // namespace
 
 TEST_CASE("exchange metrics: time and bytes of every layer in steps with details") {
@@ -158,6 +165,13 @@ TEST_CASE("exchanges in chunks change no bit and move as much") {
                            "activations.recompute=[full]",
                            "activations.recompute=[moe.here_z]",
                            "activations.recompute=[moe.u,moe.gate_up]",
+                           "activations.recompute=[full] dispatch.exchange=hierarchical",
+                           "run.precision=bf16 dispatch.exchange=hierarchical",
+                           "model.capacity_factor=1.0 dispatch.exchange=hierarchical",
+                           "dispatch.dtype=fp8 dispatch.backward_dtype=fp8 dispatch.checksum=true "
+                           "dispatch.exchange=hierarchical dispatch.hierarchy=intra_first "
+                           "dispatch.hops=3",
+                           "parallel.ep=2 parallel.etp=2 dispatch.exchange=hierarchical",
                            "run.precision=bf16",
                            "model.num_shared_experts=0",
                            "model.routed_expert_hidden_size=null",
@@ -184,6 +198,7 @@ TEST_CASE("exchanges in chunks change no bit and move as much") {
             bytes(parts.stats[1], &LayerExchange::dispatch));
       CHECK(bytes(one.stats[1], &LayerExchange::combine) ==
             bytes(parts.stats[1], &LayerExchange::combine));
+      CHECK(network_bytes(one.stats[1]) == network_bytes(parts.stats[1]));
       for (const auto& e : parts.stats[1].exchange) {
         CHECK(e.dispatch.seconds > 0);
         CHECK(e.combine.seconds > 0);

@@ -130,13 +130,17 @@ TEST_CASE("small buffers: with other types, recomputation, capacity, inner width
 }
 
 TEST_CASE("small buffers: with chunks beside the experts' work") {
-  for (const bool skewed : {false, true}) {
-    const Trained whole = train({"dispatch.exchange=flat"}, skewed);
+  const std::string flat = "dispatch.exchange=flat", nodes = "dispatch.exchange=hierarchical";
+  for (const auto& [exchange, skewed] :
+       {std::pair(flat, false), std::pair(flat, true), std::pair(nodes, true)}) {
+    const Trained whole = train({exchange, "comm.ranks_per_node=2"}, skewed);
     std::int64_t fewest = 0;
     for (const char* factor : {"0", "1.25", "0.1"}) {
       for (const char* chunks : {"2", "5"}) {
-        INFO("factor " << factor << ", chunks " << chunks << (skewed ? ", skewed" : ""));
-        const Trained parts = train({"dispatch.exchange=flat",
+        INFO(exchange << ", factor " << factor << ", chunks " << chunks
+                      << (skewed ? ", skewed" : ""));
+        const Trained parts = train({exchange,
+                                     "comm.ranks_per_node=2",
                                      "dispatch.overlap=true",
                                      std::string("dispatch.buffer_factor=") + factor,
                                      std::string("dispatch.chunks=") + chunks},

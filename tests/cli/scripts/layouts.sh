@@ -34,6 +34,16 @@ agree "dp=4,ep=4" dispatch.checksum=true
 agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true
 agree "dp=4,ep=4;dp=2,tp=2,ep=2,etp=2;cp=2,ep=2" dispatch.exchange=flat dispatch.overlap=true dispatch.chunks=3
 agree "pp=2,dp=2,ep=2" parallel.schedule=zero_bubble dispatch.overlap=true dispatch.chunks=2
+# Chunks that cross between nodes too, by each method that fans them out there.
+chunks="comm.ranks_per_node=2 dispatch.overlap=true dispatch.chunks=4"
+# shellcheck disable=SC2086 # several words
+{
+  agree "dp=8,ep=8;dp=8,ep=4;dp=4,tp=2,ep=4,etp=2;dp=2,cp=2,ep=4;pp=2,dp=4,ep=4" train.global_batch_size=8 dispatch.exchange=hierarchical $chunks
+  agree "dp=4,ep=4" dispatch.exchange=hierarchical dispatch.hierarchy=intra_first dispatch.hops=3 dispatch.dtype=fp8 $chunks
+  agree "dp=4,ep=4" dispatch.exchange=hdense "activations.recompute=[full]" $chunks
+  agree "dp=4,ep=4" dispatch.exchange=hierarchical experts.place_every=1 experts.replicas=2 $chunks
+  agree "pp=2,dp=4,ep=4" train.global_batch_size=8 parallel.schedule=zero_bubble dispatch.exchange=hierarchical $chunks
+}
 # Experts that go to other ranks after every step.
 for set in optimizer.name=adamw optimizer.untouched=skip "train.phases=[{until: 2, freeze: ['*experts*']}, {until: 8}]"; do
   agree "dp=4,ep=4;dp=4,ep=2;dp=2,tp=2,ep=2,etp=2;pp=2,dp=2,ep=2;cp=2,ep=2" experts.place_every=1 "$set"
