@@ -91,6 +91,11 @@ std::string offload_text(const config::Config& config,
       name_of(config.experts.offload),
       name_of(config.experts.policy));
   text += places(memory);
+  const auto goes_round = [](const TierPart& p) { return p.is_ring; };
+  if (std::any_of(memory.tier_parts.begin(), memory.tier_parts.end(), goes_round))
+    text +=
+        "gradients go round in their slots: a layer's experts are updated behind its last backward "
+        "(experts.update: in_backward)\n";
   const OffloadTraffic t = offload_traffic(config, model, memory);
   const auto all_fits = [](const TierPart& p) { return p.share() >= 1; };
   const bool fits = std::all_of(memory.tier_parts.begin(), memory.tier_parts.end(), all_fits);

@@ -90,6 +90,7 @@ config::Config config_of(const OffloadOptions& o, const OffloadRow& row) {
   config.experts.device_cache.reset();
   if (row.budget.empty()) {
     config.experts.offload = config::ExpertOffload::none;
+    config.experts.update = config::ExpertUpdateTime::after_step;
     return config;
   }
   if (config.experts.offload == config::ExpertOffload::none)
@@ -170,6 +171,7 @@ ExpertBytes expert_bytes(const OffloadOptions& o) {
   if (bytes.all == 0)
     throw UsageError(o.config + ": a model without routed experts has nothing to offload");
   options.weights = config.experts.offload != config::ExpertOffload::states;
+  options.gradients_in_ring = config.experts.update == config::ExpertUpdateTime::in_backward;
   fill_tiers(groups, {.least_slots = true}, options);
   bytes.least = device_bytes(tier_parts(groups, options));
   return bytes;

@@ -163,6 +163,12 @@ constexpr std::array<std::string_view, 4> names_of(ExpertPolicy) {
   return {"sched", "lru", "static", "random"};
 }
 
+/// When experts are updated.
+enum class ExpertUpdateTime { after_step, in_backward };
+constexpr std::array<std::string_view, 2> names_of(ExpertUpdateTime) {
+  return {"after_step", "in_backward"};
+}
+
 /// The word of the YAML file for a choice.
 template <class E>
 constexpr std::string_view name_of(E value) {

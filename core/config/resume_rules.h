@@ -124,6 +124,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"activations.offload", OnResume::free, ""},
     {"experts.offload", OnResume::free, ""},
     {"experts.policy", OnResume::free, ""},
+    {"experts.update", OnResume::free, ""},
     {"experts.device_cache", OnResume::free, ""},
     {"experts.touch_log", OnResume::free, ""},
     {"experts.place_every", OnResume::logged, kOrder},

@@ -55,6 +55,7 @@ struct ActivationsConfig {
 struct ExpertsConfig {
   ExpertOffload offload = ExpertOffload::none;
   ExpertPolicy policy = ExpertPolicy::sched;
+  ExpertUpdateTime update = ExpertUpdateTime::after_step;
   std::optional<std::int64_t> device_cache;  ///< bytes of all caches; empty = from device_budget
   std::optional<std::string> touch_log;
   std::int64_t place_every = 0;  ///< steps; 0 = experts stay where they are

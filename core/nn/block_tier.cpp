@@ -118,6 +118,7 @@ BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device devic
 }
 
 std::int64_t BlockTier::at_once(Lane lane) const {
+  if (options_.most_at_once > 0) return options_.most_at_once;
   if (fits()) return options_.blocks;
   const Transit transit = transit_of(passing_slots(), passing_blocks(), is_weights());
   const bool is_beside = lane == Lane::beside && transit.beside > 0;

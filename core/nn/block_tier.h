@@ -19,7 +19,8 @@ class BlockTier {
     std::string group, kind;  ///< TierGroup::name; "weights", "gradients", "states"
     std::vector<tiers::RecordLayout::Part> sections;
     std::int64_t blocks = 0, in_file = 0, on_device = 0, staging_slots = 0, slots = 0;
-    std::vector<double> weights;  ///< of blocks, for TierPolicy::fixed
+    std::int64_t most_at_once = 0;  ///< fewer than there are slots for, or 0
+    std::vector<double> weights;    ///< of blocks, for TierPolicy::fixed
     std::function<std::string(tiers::Block)> name_of_block;
   };
   /// Allocates unless `pretend`.

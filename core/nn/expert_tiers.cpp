@@ -60,6 +60,11 @@ tiers::Block ExpertTiers::Impl::Place::state_block(std::int64_t member) const {
          about->own[static_cast<std::size_t>(storage)].begin;
 }
 
+// Neighbours have different slots, so that the members of a layer do.
+tiers::Block ExpertTiers::Impl::Place::gradient_block(std::int64_t member) const {
+  return group->ring > 0 ? block(member) % group->ring : block(member);
+}
+
 ExpertTiers::Impl::Impl(std::vector<TierGroup> all,
                         ExpertTierOptions tier_options,
                         const Precision& types,
@@ -124,15 +129,27 @@ void ExpertTiers::Impl::add_tiers(std::size_t index) {
   }
   if (options.weights && about.trained) {
     group.gradient.assign(static_cast<std::size_t>(about.blocks()), Gradient::none);
+    if (options.gradients_in_ring) {
+      group.ring = o.gradient_slots;
+      MOESAIC_CHECK(
+          pretend || group.ring >= about.members,
+          fmt::format("{} slots for the gradients of a layer of {}", group.ring, about.name));
+    }
+    const bool goes_round = group.ring > 0 && group.ring < about.blocks();
     group.gradients = std::make_unique<BlockTier>(
-        BlockTier::Options{.group = about.name,
-                           .kind = "gradients",
-                           .sections = {{"gradient", about.gradient_bytes}},
-                           .blocks = about.blocks(),
-                           .on_device = o.gradients_on_device,
-                           .slots = o.gradient_slots,
-                           .weights = even_weights(about, false),
-                           .name_of_block = name_of_block},
+        BlockTier::Options{
+            .group = about.name,
+            .kind = "gradients",
+            .sections = {{"gradient", about.gradient_bytes}},
+            .blocks = group.ring > 0 ? group.ring : about.blocks(),
+            .on_device = group.ring > 0 ? group.ring : o.gradients_on_device,
+            .slots = o.gradient_slots,
+            // What is beyond a layer's need not wait for updates of the layer behind.
+            .most_at_once =
+                goes_round ? std::clamp<std::int64_t>(group.ring - about.members, 1, about.members)
+                           : 0,
+            .weights = even_weights(about, false),
+            .name_of_block = name_of_block},
         options,
         device,
         pretend);
@@ -190,6 +207,9 @@ ExpertTiers::~ExpertTiers() = default;
 bool ExpertTiers::holds_weights() const {
   return impl_->options.weights;
 }
+bool ExpertTiers::gradients_in_ring() const {
+  return impl_->options.weights && impl_->options.gradients_in_ring;
+}
 bool ExpertTiers::covers(StorageId id) const {
   return impl_->places.count(id.index) > 0;
 }
@@ -212,6 +232,10 @@ void ExpertTiers::set_schedule(std::vector<tiers::Visit> step, tiers::Updates up
   impl_->catch_up();
   const auto is_update = [](const tiers::Visit& v) { return v.kind == VisitKind::update; };
   impl_->schedule_has_updates = std::any_of(step.begin(), step.end(), is_update);
+  impl_->updates_all = updates == tiers::Updates::dense;
+  impl_->last_micro_batch = 0;
+  for (const tiers::Visit& v : step)
+    impl_->last_micro_batch = std::max(impl_->last_micro_batch, v.micro_batch);
   if (impl_->pretend || impl_->options.policy != TierPolicy::sched) return;
   // A gradient is used by the backwards of its step and by the update of what has one.
   std::vector<tiers::Visit> gradients;
@@ -226,7 +250,7 @@ void ExpertTiers::set_schedule(std::vector<tiers::Visit> step, tiers::Updates up
     Impl::Group& group = impl_->own[g];
     if (group.weights != nullptr)
       impl_->set_schedule_of(*group.weights, impl_->groups[g], {.step = step, .updates = updates});
-    if (group.gradients != nullptr) {
+    if (group.gradients != nullptr && group.ring == 0) {
       impl_->set_schedule_of(
           *group.gradients,
           impl_->groups[g],

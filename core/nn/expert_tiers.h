@@ -47,6 +47,7 @@ std::size_t slot_table_bytes(std::span<const TierGroup> groups);
 struct TierGroupOptions {
   std::int64_t weight_slots = 0, gradient_slots = 0,
                state_slots = 0;  ///< on the device; 0 where nothing is offloaded
+  // With gradients_in_ring block b has slot b % gradient_slots, of which there are at least as many as members.
   std::int64_t weights_in_file =
       0;  ///< blocks, from the last one on; the others live in host memory
   std::int64_t states_in_file = 0;
@@ -60,6 +61,8 @@ enum class TierPolicy : std::uint8_t { sched, lru, fixed, random };
 
 struct ExpertTierOptions {
   bool weights = true;  ///< with gradients; else states alone
+  /// A gradient lives from its layer's backward to the update behind it, in one of a ring of slots, and has no home.
+  bool gradients_in_ring = false;
   TierPolicy policy = TierPolicy::sched;
   std::uint64_t seed = 0;  ///< of the random policy
   std::vector<std::string>
@@ -103,8 +106,8 @@ struct TierCounters {
 };
 
 /// Homes and caches of the experts of one rank. Weights: homes of all members here, in host memory or in the file, and a cache
-/// on the device. Gradients: homes in host memory, and a cache; a member without a gradient in this step counts as zero and
-/// moves nothing. States: homes of the members whose state this rank keeps, and a cache that they pass through.
+/// on the device. Gradients: homes in host memory, and a cache, or a ring of slots and no homes; a member without a gradient in
+/// this step counts as zero and moves nothing. States: homes of the members whose state this rank keeps, and a cache that they pass through.
 ///
 /// All calls enqueue on the stream that they are given and are made by one thread; see memory/tiers/device_cache.h for who waits
 /// for whom. Values never depend on budgets, policy or timing. Where the tiers are a pretence, and on dry streams, work gets views
@@ -122,6 +125,8 @@ class ExpertTiers {
   ExpertTiers& operator=(const ExpertTiers&) = delete;
 
   bool holds_weights() const;  ///< and gradients; else states alone
+  /// Each layer is updated when its last backward is enqueued, before the backward of the layer before it.
+  bool gradients_in_ring() const;
   bool covers(StorageId id) const;
   std::span<const TierGroup> groups() const;
 

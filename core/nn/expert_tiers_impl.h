@@ -18,6 +18,7 @@ struct ExpertTiers::Impl {
     TierGroupOptions options;
     std::unique_ptr<BlockTier> weights, gradients, states;  ///< null where there is nothing
     std::vector<Gradient> gradient;                         ///< by block
+    std::int64_t ring = 0;  ///< slots that gradients go round in; 0: each has a block of its own
     std::vector<std::int64_t>
         first_state;  ///< by storage: the block of its first own member's state
   };
@@ -29,6 +30,8 @@ struct ExpertTiers::Impl {
     tiers::Block block(std::int64_t member) const { return storage * about->members + member; }
     bool owns(std::int64_t member) const;
     tiers::Block state_block(std::int64_t member) const;
+    /// In the cache of gradients.
+    tiers::Block gradient_block(std::int64_t member) const;
   };
 
   Impl(std::vector<TierGroup> groups,
@@ -58,7 +61,7 @@ struct ExpertTiers::Impl {
   using Bring = std::function<std::int64_t(BlockPins& pins, std::int64_t member)>;
   void in_runs(BlockTier& tier,
                const TensorView& slots,
-               const Place& place,
+               const std::function<tiers::Block(std::int64_t member)>& block_of,
                const std::vector<std::int64_t>& members,
                Stream& stream,
                const Bring& bring,
@@ -95,6 +98,12 @@ struct ExpertTiers::Impl {
     return zeros.bytes() > 0 ? zeros.view({about.rows, about.cols}, precision.grad) : TensorView();
   }
   bool schedule_has_updates = true;
+  bool updates_all = true;            ///< the schedule's updates use all members
+  std::int32_t last_micro_batch = 0;  ///< of the schedule
+  void drop_gradient(const Place& place, std::int64_t member, Gradient now) const;
+  std::vector<tiers::Foreseen> next_loads(const BlockTier& tier,
+                                          const Place& place,
+                                          const MemberVisit& visit) const;
   Observer observer;
   PutOff* put_off = nullptr;
   void catch_up() {

@@ -24,7 +24,7 @@ std::vector<std::int64_t> ExpertTiers::Impl::members_of(const MemberVisit& visit
 // rows inside it get any slot in the table: kernels do not come to it.
 void ExpertTiers::Impl::in_runs(BlockTier& tier,
                                 const TensorView& slots,
-                                const Place& place,
+                                const std::function<tiers::Block(std::int64_t member)>& block_of,
                                 const std::vector<std::int64_t>& members,
                                 Stream& stream,
                                 const Bring& bring,
@@ -38,7 +38,7 @@ void ExpertTiers::Impl::in_runs(BlockTier& tier,
     std::int64_t passing = 0;
     for (; i < members.size(); ++i) {
       const std::int64_t m = members[i];
-      const bool passes = !tier.cache().keeps(place.block(m));
+      const bool passes = !tier.cache().keeps(block_of(m));
       if (passes && passing == most) break;
       passing += passes ? 1 : 0;
       run.emplace_back(m, static_cast<std::int32_t>(bring(pins, m)));
@@ -94,7 +94,7 @@ void ExpertTiers::weights(StorageId id,
   impl_->in_runs(
       tier,
       tier.slots(0, dtype, {about.rows, about.cols}),
-      place,
+      [&](std::int64_t m) { return place.block(m); },
       members,
       stream,
       [&](BlockPins& pins, std::int64_t m) {
@@ -108,12 +108,25 @@ void ExpertTiers::weights(StorageId id,
     call.emplace(*impl_, id, *place.group);
   }
   // Before the next forward the host waits for its counts, and loads nothing meanwhile.
-  const std::vector<tiers::Foreseen> next = tier.cache().foresee(1, 0.5);
+  const std::vector<tiers::Foreseen> next = impl_->next_loads(tier, place, visit);
   tier.load_ahead(next);
   blocks.clear();
   for (const tiers::Foreseen& f : next)
     blocks.push_back(f.block);
   tier.expect(std::move(blocks));
+}
+
+// Of the next visit, or of the one behind the update of this very storage, which uses what is here.
+std::vector<tiers::Foreseen> ExpertTiers::Impl::next_loads(const BlockTier& tier,
+                                                           const Place& place,
+                                                           const MemberVisit& visit) const {
+  const bool is_update_next = place.group->ring > 0 && visit.kind == tiers::VisitKind::backward &&
+                              visit.micro_batch == last_micro_batch;
+  if (!is_update_next) return tier.cache().foresee(1, 0.5);
+  std::vector<tiers::Foreseen> next = tier.cache().foresee(2, 0.5);
+  const tiers::Block begin = place.block(0), end = place.block(place.about->members);
+  std::erase_if(next, [&](const tiers::Foreseen& f) { return begin <= f.block && f.block < end; });
+  return next;
 }
 
 void ExpertTiers::gradients(StorageId id,
@@ -130,11 +143,11 @@ void ExpertTiers::gradients(StorageId id,
   const Impl::Call call(*impl_, id, *place.group);
   BlockTier& tier = *place.group->gradients;
   const std::vector<std::int64_t> members = Impl::members_of(visit, about.members);
-  Impl::begin_visit(tier, place, visit, members);
+  if (place.group->ring == 0) Impl::begin_visit(tier, place, visit, members);
   impl_->in_runs(
       tier,
       tier.slots(0, dtype, {about.rows, about.cols}),
-      place,
+      [&](std::int64_t m) { return place.gradient_block(m); },
       members,
       stream,
       [&](BlockPins& pins, std::int64_t m) {
@@ -147,13 +160,17 @@ void ExpertTiers::gradients(StorageId id,
 std::int64_t ExpertTiers::Impl::bring_gradient(
     const Place& place, std::int64_t member, MemberAccess access, Stream& stream, BlockPins& pins) {
   BlockTier& tier = *place.group->gradients;
-  const tiers::Block block = place.block(member);
-  Gradient& gradient = place.group->gradient[static_cast<std::size_t>(block)];
+  const tiers::Block block = place.gradient_block(member);
+  Gradient& gradient = place.group->gradient[static_cast<std::size_t>(place.block(member))];
   MOESAIC_CHECK(gradient != Gradient::spent,
                 fmt::format("the gradient of member {} of '{}' was given up in this step",
                             member,
                             place.about->name));
   if (gradient == Gradient::there) return pins.take(tier, block, access);
+  MOESAIC_CHECK(place.group->ring == 0 || !tier.cache().holds(block),
+                fmt::format("the slot of member {} of '{}' still has another layer's gradient",
+                            member,
+                            place.about->name));
   const std::int64_t slot = pins.take(tier, block, MemberAccess::replace);
   gradient = Gradient::there;
   if (access != MemberAccess::replace)
@@ -172,11 +189,16 @@ void ExpertTiers::end_update(StorageId id) {
   const Impl::Place place = impl_->place(id);
   Impl::Group& group = *place.group;
   if (group.gradients == nullptr || impl_->pretend) return;
-  for (std::int64_t m = 0; m < place.about->members; ++m) {
-    const tiers::Block block = place.block(m);
-    group.gradients->cache().discard(block);
-    group.gradient[static_cast<std::size_t>(block)] = Impl::Gradient::none;
-  }
+  for (std::int64_t m = 0; m < place.about->members; ++m)
+    impl_->drop_gradient(place, m, Impl::Gradient::none);
+}
+
+// A slot of a ring may hold another layer's.
+void ExpertTiers::Impl::drop_gradient(const Place& place, std::int64_t member, Gradient now) const {
+  Gradient& gradient = place.group->gradient[static_cast<std::size_t>(place.block(member))];
+  if (gradient == Gradient::there)
+    place.group->gradients->cache().discard(place.gradient_block(member));
+  gradient = now;
 }
 
 bool ExpertTiers::has_gradient(StorageId id, std::int64_t member) const {
@@ -204,21 +226,27 @@ void ExpertTiers::begin_update(StorageId id, std::span<const std::int64_t> membe
   }
   const Impl::Group& group = *place.group;
   const bool is_foretold = impl_->schedule_has_updates && !outside;
-  if (is_foretold && group.gradients != nullptr)
+  if (is_foretold && group.gradients != nullptr && group.ring == 0)
     group.gradients->cache().begin_visit(visit, with_gradient);
   if (group.weights != nullptr) {
     if (is_foretold) group.weights->cache().begin_visit(visit, all);
+    if (is_foretold && group.ring > 0) {  // then comes the backward of the layer before
+      for (const tiers::Foreseen& f : group.weights->cache().foresee(1, 0.5))
+        all.push_back(f.block);
+    }
     group.weights->expect(std::move(all));
   }
   if (group.states == nullptr) return;
-  // Then come those of a neighbour, before it or, beside a forward, after it: the one that still has gradients.
+  // Then come those of a neighbour, before it or, beside a forward, after it: the one that still has gradients. In a backward
+  // the one before has none yet.
   const auto storages = static_cast<std::int64_t>(place.about->storages.size());
   for (const std::int64_t storage : {place.storage - 1, place.storage + 1}) {
     if (storage < 0 || storage >= storages) continue;
     Impl::Place next = place;
     next.storage = storage;
     const StorageId next_id = place.about->storages[static_cast<std::size_t>(storage)];
-    const bool updates_all = group.gradients == nullptr && storage < place.storage;
+    const bool comes_next = group.gradients == nullptr || (group.ring > 0 && impl_->updates_all);
+    const bool updates_all = comes_next && storage < place.storage;
     for (std::int64_t m = 0; m < place.about->members; ++m)
       if (next.owns(m) && (updates_all || has_gradient(next_id, m)))
         states.push_back(next.state_block(m));
@@ -324,10 +352,8 @@ void ExpertTiers::with_members(StorageId id,
   work(tensors);
   pins.done();
   if (!access.last_use_of_gradient || place.group->gradients == nullptr) return;
-  for (const std::int64_t m : members) {
-    place.group->gradients->cache().discard(place.block(m));
-    place.group->gradient[static_cast<std::size_t>(place.block(m))] = Impl::Gradient::spent;
-  }
+  for (const std::int64_t m : members)
+    impl_->drop_gradient(place, m, Impl::Gradient::spent);
 }
 
 void ExpertTiers::with_host(StorageId id,

@@ -3,22 +3,69 @@
 #include <algorithm>
 #include <exception>
 
+#include <fmt/format.h>
+
 #include "core/base/error.h"
 #include "core/train/member_reduction.h"
+#include "core/train/phases.h"
 
 namespace moesaic {
+namespace {
+
+class Flag {
+ public:
+  explicit Flag(bool& is) : is_(is) { is_ = true; }
+  ~Flag() { is_ = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+
+ private:
+  bool& is_;
+};
+
+}  // namespace
 
 bool ExpertUpdates::can_run_beside(const ParameterStore& params, const Optimizer& optimizer) {
+  if (params.tiers() != nullptr && params.tiers()->gradients_in_ring()) return true;
   return params.tiers() != nullptr && params.tiers()->holds_weights() &&
          !optimizer.options().skip_untouched && !MemberReduction(params, nullptr).is_needed() &&
          (!optimizer.options().muon ||
           (optimizer.options().lazy_untouched && !optimizer.splits_experts()));
 }
 
+void ExpertUpdates::check_in_backward(const config::Config& config,
+                                      const ParameterStore& params,
+                                      const Optimizer& optimizer) {
+  if (config.experts.update != config::ExpertUpdateTime::in_backward) return;
+  const auto refuse = [](const std::string& why, const char* otherwise) {
+    throw UsageError("experts.update: in_backward " + why +
+                     "; allowed: experts.update=after_step, or " + otherwise);
+  };
+  if (MemberReduction(params, nullptr).is_needed())
+    refuse(
+        "needs every expert's gradient on one rank, and here several ranks have the same experts",
+        "a parallel.ep that deals all ranks other experts (dp x cp x tp / etp)");
+  if (optimizer.options().muon && optimizer.splits_experts())
+    refuse("updates experts one by one, and Muon puts slices of them together (parallel.etp)",
+           "parallel.etp=1, or optimizer.name=adamw");
+  if (config.parallel.order == config::LayerOrder::vertical) return;
+  for (const Phase& phase : make_phases(config)) {
+    const std::int64_t micro_batches = phase.micro_batches(params.position().extent(Axis::dp));
+    if (micro_batches > 1)
+      refuse(fmt::format("needs the losses of all micro-batches before the first gradient is "
+                         "final, and parallel.order is horizontal with {} micro-batches a step",
+                         micro_batches),
+             "parallel.order=vertical");
+  }
+}
+
 ExpertUpdates::ExpertUpdates(ParameterStore& params,
                              Optimizer& optimizer,
                              const BackendOwner::Options& options)
-    : params_(params), optimizer_(optimizer), lag_(params, optimizer.late_steps() - 1) {
+    : params_(params),
+      optimizer_(optimizer),
+      lag_(params, optimizer.late_steps() - 1),
+      in_backward_(params.tiers()->gradients_in_ring()) {
   for (int i = 0; i < streams_on(options.device); ++i) {
     owners_.push_back(std::make_unique<BackendOwner>(options));
     beside_.push_back(&owners_.back()->backend());
@@ -53,7 +100,7 @@ ExpertUpdates::~ExpertUpdates() {
   static Lost lost;
   try {
     const bool is_behind = std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
-      return group.done < group.layers() ||
+      return group.done < group.layers() * parts_ ||
              std::any_of(group.storages.begin(), group.storages.end(), [&](StorageId id) {
                return !lag_.behind(id, {}).empty();
              });
@@ -74,36 +121,61 @@ void ExpertUpdates::set_parts(std::int32_t parts) {
   parts_ = parts;
 }
 
-void ExpertUpdates::begin(Backend& main) {
-  update_all(true);
-  // Those of the step before are long over: the last backward came after them. An error in one of them shows here.
+// Those of the step before are long over: a backward, or most of a forward, came after them. An error in one of them shows here.
+void ExpertUpdates::finish_step_before() {
   for (const auto& owner : owners_)
     owner->stream().synchronize();
-  optimizer_.put_off_experts(main, lag_.end_step());
+}
+
+void ExpertUpdates::let_wait_for(Backend& main) {
   Event ready(stream_of(main).device());
   stream_of(main).record(ready);
   for (const auto& owner : owners_)
     owner->stream().wait(ready);
+}
+
+void ExpertUpdates::begin_backward(Backend& main) {
+  MOESAIC_CHECK(in_backward_ && !left_, "updates in a backward begin once a step");
+  finish_step_before();
+  optimizer_.put_off_experts(main, lag_.end_step());
+  left_.emplace();
+  for (const Group& group : groups_)
+    left_->insert(left_->end(), group.storages.begin(), group.storages.end());
+  std::sort(
+      left_->begin(), left_->end(), [](StorageId a, StorageId b) { return a.index < b.index; });
+}
+
+void ExpertUpdates::gradients_final(Backend& main, StorageId first) {
+  MOESAIC_CHECK(left_.has_value(), "gradients are final before all forwards are enqueued");
+  std::vector<StorageId> due;
+  for (; !left_->empty() && left_->back().index >= first.index; left_->pop_back())
+    due.push_back(left_->back());
+  if (due.empty()) return;
+  for (const StorageId id : due)
+    optimizer_.guard_experts(main, id);
+  let_wait_for(main);
+  const Flag updating(is_updating_);
+  for (const StorageId id : due) {
+    const std::vector<LateUpdates> updates = lag_.of_step(id);
+    optimizer_.update_guarded_experts_of(beside_, id, updates);
+    count(id, updates, 1);
+  }
+}
+
+void ExpertUpdates::begin(Backend& main) {
+  if (in_backward_) {
+    MOESAIC_CHECK(left_ && left_->empty(), "experts whose gradients were never final");
+    return left_.reset();
+  }
+  update_all(true);
+  finish_step_before();
+  optimizer_.put_off_experts(main, lag_.end_step());
+  let_wait_for(main);
   for (Group& group : groups_)
     group.done = 0;
   for (Group& group : groups_)
     update(group, updates_due::at_once(pace(group)), false);
 }
-
-namespace {
-
-class Flag {
- public:
-  explicit Flag(bool& is) : is_(is) { is_ = true; }
-  ~Flag() { is_ = false; }
-  Flag(const Flag&) = delete;
-  Flag& operator=(const Flag&) = delete;
-
- private:
-  bool& is_;
-};
-
-}  // namespace
 
 void ExpertUpdates::update(Group& group, std::int32_t until, bool outside) {
   if (is_updating_ || group.done >= until) return;
@@ -169,6 +241,7 @@ void ExpertUpdates::before_gradients() {
 }
 
 void ExpertUpdates::finish() {
+  MOESAIC_CHECK(!left_ || is_updating_, "experts are looked at in the middle of their updates");
   update_all(true);
   for (const Group& group : groups_) {
     for (const StorageId id : group.storages)
@@ -187,6 +260,7 @@ ExpertUpdates::Place ExpertUpdates::place_of(StorageId id) const {
 }
 
 void ExpertUpdates::before(StorageId id, const MemberVisit& visit) {
+  if (left_) return;  // every member in use has had its forward, and before it what it missed
   if (visit.outside || visit.kind != tiers::VisitKind::forward) {
     update_all(visit.outside);
   } else {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/config/config.h"
 #include "core/nn/expert_tiers.h"
 #include "core/train/member_lag.h"
 #include "core/train/optimizer.h"
@@ -23,6 +24,11 @@ namespace moesaic {
 /// Several streams, because a small kernel gets room on the device only where one of the forward's ends: what waits there
 /// on other streams then gets it, too.
 ///
+/// Where gradients go round in a ring (ExpertTierOptions::gradients_in_ring) the updates of a layer are enqueued in the step's
+/// last backward instead, behind that of the layer, beside those of the layers before: gradients are given up there and then.
+/// A step whose losses are not finite skips them; no update writes anything that is not finite because a gradient is not, but
+/// the step is half made then (Optimizer::Outcome).
+///
 /// With OptimizerOptions::lazy_untouched experts without a gradient are left alone, and given what they missed when they are next
 /// used, before a forward that has tokens for them; all of them before anything else looks at weights or states.
 class ExpertUpdates final : public ExpertTiers::PutOff {
@@ -31,6 +37,10 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   /// something to hide: Muon's products take longer than its copies, and have them beside already. With lazy_untouched Muon's
   /// are made beside as well, but for matrices that ranks put together.
   static bool can_run_beside(const ParameterStore& params, const Optimizer& optimizer);
+  /// Throws UsageError when experts.update: in_backward asks for what these ranks, or a phase's micro-batches, do not allow.
+  static void check_in_backward(const config::Config& config,
+                                const ParameterStore& params,
+                                const Optimizer& optimizer);
 
   /// `options`: of each backend beside. All that is given must live longer.
   ExpertUpdates(ParameterStore& params, Optimizer& optimizer, const BackendOwner::Options& options);
@@ -43,8 +53,14 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
 
   /// Of each layer's updates from now on (UpdatePace), when all are enqueued.
   void set_parts(std::int32_t parts);
-  /// The step's scalars, clip factor among them, are final on `main`: its updates begin.
+  /// Whether the updates are made in the backward; else beside the next forward.
+  bool in_backward() const { return in_backward_; }
+  /// The step's scalars, clip factor among them, are final on `main`: its updates begin, or were all made in the backward.
   void begin(Backend& main);
+  /// All forwards of the step are enqueued, and its losses guarded (Optimizer::guard_losses()): updates may be made from now on.
+  void begin_backward(Backend& main);
+  /// Updates the storages from `first` on that were not yet; Optimizer::gradients_final() has been told of them.
+  void gradients_final(Backend& main, StorageId first);
   void before_gradients() override;
   void finish() override;
   /// So far; nothing where no expert ever misses an update.
@@ -70,6 +86,8 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   void update_part(Group& group, bool outside);
   void update(Group& group, std::int32_t until, bool outside);
   void update_all(bool outside);
+  void finish_step_before();
+  void let_wait_for(Backend& main);
   void replay(StorageId id, std::span<const std::int64_t> rows);
   void count(StorageId id, std::span<const LateUpdates> updates, std::int64_t in_time);
 
@@ -82,6 +100,9 @@ class ExpertUpdates final : public ExpertTiers::PutOff {
   std::vector<Group> groups_;
   std::int32_t parts_ = 1;
   bool is_updating_ = false;  ///< the calls of the tiers are its own
+  bool in_backward_ = false;
+  /// Between begin_backward() and begin(): the storages that are not updated yet, in the order of declaration.
+  std::optional<std::vector<StorageId>> left_;
 };
 
 }  // namespace moesaic

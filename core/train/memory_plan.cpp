@@ -11,6 +11,7 @@
 #include "core/nn/losses.h"
 #include "core/train/expert_copier.h"
 #include "core/train/expert_move.h"
+#include "core/train/expert_updates.h"
 #include "core/train/optimizer_config.h"
 #include "core/train/step_memory.h"
 
@@ -167,6 +168,7 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   }
   Optimizer optimizer(
       params, optimizer_options(config.optimizer), whole.sealed() ? &whole : nullptr);
+  ExpertUpdates::check_in_backward(config, params, optimizer);
   const StepMemory step = measure_run(config,
                                       phases,
                                       run.documents,

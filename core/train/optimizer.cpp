@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/nn/expert_tiers.h"
+#include "core/train/host_value.h"
 #include "core/train/store_ids.h"
 
 namespace moesaic {
@@ -48,6 +49,14 @@ Optimizer::Optimizer(ParameterStore& params,
     late_memory_ = params.allocate(static_cast<std::size_t>(steps) * scalar_bytes, "step scalars");
     late_scalars_ = late_memory_.view({steps, max_groups, kNumStepScalars}, master);
   }
+  if (params.tiers() != nullptr && params.tiers()->gradients_in_ring()) {
+    std::int64_t storages = 0;
+    for (const TierGroup& group : params.tiers()->groups())
+      storages += static_cast<std::int64_t>(group.storages.size());
+    guarded_memory_ =
+        params.allocate(static_cast<std::size_t>(storages) * scalar_bytes, "step scalars");
+    guarded_scalars_ = guarded_memory_.view({storages, max_groups, kNumStepScalars}, master);
+  }
   partials_ = small_.view({num_partials}, DType::f64, (scalar_bytes + 63) / 64 * 64 + 8);
   norm_ = small_.view({1}, DType::f64, (scalar_bytes + 63) / 64 * 64);
   host_ = params.is_pretend()
@@ -55,6 +64,7 @@ Optimizer::Optimizer(ParameterStore& params,
               : make_host_buffer(scalar_bytes + 64, params.device(), "step scalars, host");
   host_scalars_ = host_.view({max_groups, kNumStepScalars}, master);
   host_norm_ = host_.view({1}, DType::f64, scalar_bytes / 8 * 8);
+  host_early_skip_ = host_.view({1}, master, scalar_bytes / 8 * 8 + 8);
   group_updates_ = {0};
   summed_.assign(states_.size(), 0);
   clear_state();
@@ -71,9 +81,11 @@ Optimizer::Optimizer(ParameterStore& params,
 }
 
 std::vector<MemoryUse> Optimizer::memory_use() const {
-  return {{"optimizer state", memory_.bytes()},
-          {"whole matrices", whole_->bytes()},
-          {"step scalars", small_.bytes() + member_memory_.bytes() + late_memory_.bytes()}};
+  return {
+      {"optimizer state", memory_.bytes()},
+      {"whole matrices", whole_->bytes()},
+      {"step scalars",
+       small_.bytes() + member_memory_.bytes() + late_memory_.bytes() + guarded_memory_.bytes()}};
 }
 
 // Whether one op may do for all parameters of a storage what each of them needs.
@@ -119,20 +131,27 @@ void Optimizer::begin_step(StepScalars values, Stream& stream) {
   copy_tensor(scalars_.rows(0, rows), host_scalars_.rows(0, rows), stream);
   if (split_) zero_tensor(partials_, stream);  // others fill in theirs
   summed_.assign(states_.size(), 0);
+  num_guarded_ = 0;
+  has_early_updates_ = false;
 }
 
 void Optimizer::download_outcome(Stream& stream) {
   // Groups differ in their counts of updates only, and rows of groups that do not exist were never written.
   copy_tensor(host_scalars_.rows(0, 1), scalars_.rows(0, 1), stream);
   copy_tensor(host_norm_, norm_, stream);
+  if (has_early_updates_) {
+    const int skip = index_of(StepScalar::skip);
+    copy_tensor(host_early_skip_,
+                put_off_.rows(0, 1).reshaped({kNumStepScalars}).rows(skip, skip + 1),
+                stream);
+  }
 }
 
 Optimizer::Outcome Optimizer::outcome() const {
-  const int skip = index_of(StepScalar::skip);
-  const double flag = host_scalars_.dtype() == DType::f64
-                          ? host_scalars_.as<double>()[skip]
-                          : static_cast<double>(host_scalars_.as<float>()[skip]);
-  return {host_norm_.as<double>()[0], flag != 0.0};
+  const bool skipped = host_value(host_scalars_, index_of(StepScalar::skip)) != 0;
+  // What was skipped as a whole was so from the first update on.
+  const bool half_made = skipped && has_early_updates_ && host_value(host_early_skip_, 0) == 0;
+  return {host_norm_.as<double>()[0], skipped, half_made};
 }
 
 Optimizer::Outcome Optimizer::read_outcome(Stream& stream) {

@@ -83,6 +83,9 @@ class Optimizer {
                       std::int64_t member,
                       const TensorView& gradient);
 
+  /// All forwards are done: the step is skipped when one of `guarded` is not finite, and updates of experts may know it.
+  void guard_losses(Backend& backend, ConstTensorView guarded);
+
   /// Norm of all gradients (one f64 partial per expert's tensor and per block of rows of others (RowBlocks), so that its bits
   /// do not depend on how state is sharded; storages in the order of declaration, each member by member),
   /// clip factor, and the skip flag when the
@@ -104,6 +107,14 @@ class Optimizer {
                          const LateMembers& members,
                          bool with_gradients,
                          bool outside);
+  /// In the step's last backward, once gradients_final() has been told of them: the updates of these experts that are made
+  /// next, or of others behind them, are skipped when a sum of squares of this rank is not finite. The step itself is put off
+  /// before, when its losses have been guarded.
+  void guard_experts(Backend& backend, StorageId id);
+  /// As update_experts_of(), by those scalars.
+  void update_guarded_experts_of(std::span<Backend* const> backends,
+                                 StorageId id,
+                                 std::span<const LateUpdates> members);
   /// Whether these experts' updates change anything in this phase.
   bool updates_experts_of(StorageId id) const;
   /// Whether ranks put matrices of offloaded experts together for their updates.
@@ -119,6 +130,7 @@ class Optimizer {
   struct Outcome {
     double grad_norm = 0;
     bool skipped = false;
+    bool half_made = false;  ///< skipped, but experts had been updated in the backward
   };
   /// Enqueues the copies that outcome() reads once the stream has passed them.
   void download_outcome(Stream& stream);
@@ -212,6 +224,7 @@ class Optimizer {
     bool with_gradients = true;
     bool beside = false;  // with the scalars of the steps that were put off
     bool outside = false;
+    bool guarded = false;  // the last of them with the scalars of guard_experts()
   };
   void update_members(std::span<Backend* const> backends,
                       StorageId id,
@@ -222,6 +235,7 @@ class Optimizer {
                          const LateUpdates& updates,
                          const MemberState& state,
                          const HowUpdated& how);
+  void share_skip(Backend& backend, const TensorView& scalars);
   bool is_rounded_last(StorageId id) const;
   void round_member(Backend& backend, StorageId id, const MemberState& state);
   MemberState member_state(StorageId id, std::int64_t member, const MemberTensors& tensors) const;
@@ -250,6 +264,14 @@ class Optimizer {
       late_scalars_;  // [late_steps(), max_groups, kNumStepScalars], step s in row s % late_steps()
   std::vector<double> late_decays_;  // the same of averages
   Buffer late_memory_;
+  // Of updates in the backward: a copy for every storage, as updates read one while the next is written.
+  TensorView guarded_scalars_;  // [storages, max_groups, kNumStepScalars]
+  TensorView put_off_;          // of the step that was put off last
+  TensorView guarded_;          // the newest of those, or put_off_
+  TensorView host_early_skip_;  // of put_off_
+  std::int64_t num_guarded_ = 0;
+  bool has_early_updates_ = false;  // in this step
+  Buffer guarded_memory_;
   TensorView member_scalars_;  // [largest family, kNumStepScalars], rewritten for each family
   Buffer host_, member_memory_;
   std::optional<WholeMatrices> whole_;                      // those that Muon needs

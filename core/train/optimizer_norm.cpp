@@ -113,6 +113,24 @@ void Optimizer::sum_squares_of_piece(Backend& backend, StorageId id, std::int64_
   }
 }
 
+void Optimizer::guard_losses(Backend& backend, ConstTensorView guarded) {
+  run(backend, GuardFinite{.scalars = scalars(), .values = guarded});
+  share_skip(backend, scalars_);
+}
+
+// The other groups of parameters differ in their bias corrections only.
+void Optimizer::share_skip(Backend& backend, const TensorView& scalars) {
+  const auto slot = [&](std::size_t group, StepScalar s) {
+    const auto row = static_cast<std::int64_t>(group);
+    return scalars.rows(row, row + 1)
+        .reshaped({kNumStepScalars})
+        .rows(index_of(s), index_of(s) + 1);
+  };
+  for (std::size_t g = 1; g < group_updates_.size(); ++g)
+    for (const StepScalar s : {StepScalar::clip_factor, StepScalar::skip})
+      copy_tensor(slot(g, s), slot(0, s), stream_of(backend));
+}
+
 void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* world) {
   // Every partial of the whole model has its place on all ranks. Whoever speaks for a tensor fills in its partials; where the
   // state is sharded the owners do, each those of its own blocks of rows. What the layout splits is added in the order of ranks.
@@ -131,16 +149,7 @@ void Optimizer::clip(Backend& backend, ConstTensorView guarded, Communicator* wo
                  .partials = partials_,
                  .limit = options_.clip_grad_norm});
   run(backend, GuardFinite{.scalars = scalars(), .values = guarded});
-  // The other groups differ in their bias corrections only.
-  for (std::size_t g = 1; g < group_updates_.size(); ++g) {
-    for (const StepScalar s : {StepScalar::clip_factor, StepScalar::skip}) {
-      const auto row = static_cast<std::int64_t>(g);
-      const TensorView to = scalars_.rows(row, row + 1)
-                                .reshaped({kNumStepScalars})
-                                .rows(index_of(s), index_of(s) + 1);
-      copy_tensor(to, scalars().rows(index_of(s), index_of(s) + 1), stream_of(backend));
-    }
-  }
+  share_skip(backend, scalars_);
 }
 
 }  // namespace moesaic

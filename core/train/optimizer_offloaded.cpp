@@ -8,6 +8,7 @@
 #include "core/train/store_ids.h"
 #include "kernels/ops/clip.h"
 #include "kernels/ops/elementwise.h"
+#include "kernels/ops/guard.h"
 #include "kernels/ops/member_scalars.h"
 
 namespace moesaic {
@@ -128,7 +129,8 @@ TensorView Optimizer::late_scalars_of(std::int64_t step) const {
 // Until the phase ends the next steps form the same groups of parameters.
 void Optimizer::put_off_experts(Backend& backend, std::int64_t step) {
   MOESAIC_CHECK(!options_.skip_untouched, "counts of tokens are those of the step in progress");
-  copy_tensor(late_scalars_of(step), scalars_, stream_of(backend));
+  put_off_ = guarded_ = late_scalars_of(step);
+  copy_tensor(put_off_, scalars_, stream_of(backend));
   late_decays_[static_cast<std::size_t>(step % late_steps())] =
       options_.ema_decay ? average_decay() : 0;
 }
@@ -142,6 +144,27 @@ void Optimizer::update_experts_of(std::span<Backend* const> backends,
                  id,
                  members,
                  {.with_gradients = with_gradients, .beside = true, .outside = outside});
+}
+
+void Optimizer::guard_experts(Backend& backend, StorageId id) {
+  const TensorView next =
+      guarded_scalars_.rows(num_guarded_, num_guarded_ + 1).reshaped(scalars_.shape());
+  ++num_guarded_;
+  copy_tensor(next, guarded_, stream_of(backend));
+  guarded_ = next;
+  if (!sums_squares(id)) return;
+  run(backend,
+      GuardFinite{.scalars = guarded_.rows(0, 1).reshaped({kNumStepScalars}),
+                  .values = partials_of(id)});
+  share_skip(backend, guarded_);
+}
+
+void Optimizer::update_guarded_experts_of(std::span<Backend* const> backends,
+                                          StorageId id,
+                                          std::span<const LateUpdates> members) {
+  has_early_updates_ = has_early_updates_ || updates_experts_of(id);  // all ranks alike
+  update_members(
+      backends, id, {.all = members, .end = members.size()}, {.beside = true, .guarded = true});
 }
 
 bool Optimizer::splits_experts() const {
@@ -226,6 +249,7 @@ void Optimizer::make_late_updates(Backend& backend,
       expert_scalars_ = late_scalars_of(step);
       expert_decay_ = late_decays_[static_cast<std::size_t>(step % late_steps())];
     }
+    if (how.guarded && step + 1 == updates.end) expert_scalars_ = guarded_;
     if (moves) update_member(backend, id, updates.member, now);
     average_member(backend, now);
   }

@@ -88,8 +88,10 @@ Model::MicroBatch& PipelineStep::activations(int chunk, int slot) {
   return activations_[at(chunk_here(chunk))][at(slot)];
 }
 
-void PipelineStep::run(const std::function<void(StorageId)>& gradients_final) {
+void PipelineStep::run(const std::function<void(StorageId)>& gradients_final,
+                       const std::function<void()>& forwards_done) {
   gradients_final_ = gradients_final;
+  forwards_done_ = forwards_done;
   const pipeline::Schedule& schedule = parts_.schedule;
   backwards_left_.assign(schedule.placement.chunks_of(stage()).size(),
                          schedule.sizes.micro_batches);
@@ -159,7 +161,10 @@ void PipelineStep::pass_back(const pipeline::BackwardCall& call) {
     return;
   }
   RunContext context = parts_.context(call.micro_batch, *parts_.transient, at_once_);
-  if (is_last_backward(call.chunk)) context.gradients_final = gradients_final_;
+  if (is_last_backward(call.chunk)) {
+    if (forwards_done_) std::exchange(forwards_done_, {})();
+    context.gradients_final = gradients_final_;
+  }
   parts_.model->backward_chunk(context, batch, call.dcur, call.dbank);
 }
 

@@ -42,8 +42,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   PipelineStep& operator=(const PipelineStep&) = delete;
 
   /// Enqueues forward and backward of all micro-batches. `gradients_final` is told what RunContext::gradients_final is told
-  /// in the last backward; it may be empty.
-  void run(const std::function<void(StorageId)>& gradients_final);
+  /// in the last backward, `forwards_done` once before, when no forward is left (in vertical order); both may be empty.
+  void run(const std::function<void(StorageId)>& gradients_final,
+           const std::function<void()>& forwards_done = {});
   /// Where the first and the last stage both hold the embedding's table, adds its two gradients, after the sums over the
   /// ranks of each stage: the same bits on both.
   void add_gradients_of_copies();
@@ -82,7 +83,8 @@ class PipelineStep final : private pipeline::ChunkRunner {
   std::vector<bool> deferred_in_use_;
   std::map<Pair, int> deferred_of_;
   std::function<void(StorageId)> gradients_final_;
-  std::vector<int> backwards_left_;  // of this step, by chunk of this stage
+  std::function<void()> forwards_done_;  // until it is told
+  std::vector<int> backwards_left_;      // of this step, by chunk of this stage
   std::vector<int> first_slots_;     // where the first chunk keeps each micro-batch, if it is here
   StepPart part_ = StepPart::other;  // told to the timer last
   Buffer evaluation_memory_, copy_memory_;

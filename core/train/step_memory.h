@@ -16,7 +16,7 @@ namespace moesaic {
 struct StepMemory {
   std::size_t scratch = 0;   ///< temporaries of ops
   std::size_t exchange = 0;  ///< of exchanges beside them
-  // Of updates of offloaded experts, where they run beside the next forward:
+  // Of updates of offloaded experts, where they run beside the next forward, or in the backward:
   std::size_t updates = 0;  ///< temporaries of ops, on each of so many streams
   int update_streams = 0;
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations

@@ -36,9 +36,11 @@ struct Chosen {
   Kind kind;
   RecordLayout layout;
   std::int64_t blocks = 0, slots = 0, on_device = 0, in_file = 0, staging = 0;
+  bool is_ring = false;  ///< blocks are the slots that all pass through, each good for some
 
   bool may_live_in_file() const { return kind != Kind::gradients; }
-  std::int64_t passing() const { return blocks - on_device; }
+  std::int64_t passing() const { return is_ring ? 0 : blocks - on_device; }
+  std::int64_t least_slots() const;
   std::uint64_t device() const { return DeviceCache::bytes_for(layout, layout.all(), slots); }
   std::uint64_t host() const {
     return HomeTiers::host_bytes_for(layout, passing(), in_file, staging);
@@ -48,13 +50,29 @@ struct Chosen {
   }
 };
 
+// For the members of a layer to stay, beside those slots that blocks only pass through (a quarter, and at most 32).
+std::int64_t layer_slots(const TierGroup& group) {
+  const std::int64_t members = group.members;
+  return std::min(
+      group.blocks(),
+      members + std::clamp<std::int64_t>((members + 2) / 3, DeviceCache::kMinSlots, 32));
+}
+
+std::int64_t Chosen::least_slots() const {
+  return is_ring ? std::min(layer_slots(*group), 2 * group->members) : DeviceCache::kMinSlots;
+}
+
 // What there is of the groups, kind by kind.
-std::vector<Chosen> kinds_of(std::span<const TierGroup> groups, bool weights) {
+std::vector<Chosen> kinds_of(std::span<const TierGroup> groups, const ExpertTierOptions& options) {
+  const bool weights = options.weights;
   std::vector<Chosen> all;
   for (const TierGroup& g : groups) {
     if (weights) all.push_back({&g, Kind::weights, layout_of(g, Kind::weights), g.blocks()});
-    if (weights && g.trained)
+    if (weights && g.trained) {
       all.push_back({&g, Kind::gradients, layout_of(g, Kind::gradients), g.blocks()});
+      all.back().is_ring = options.gradients_in_ring;
+      if (options.gradients_in_ring) all.back().blocks = std::min(g.blocks(), 2 * g.members);
+    }
     if (!g.state_sections.empty() && g.owned > 0)
       all.push_back({&g, Kind::states, layout_of(g, Kind::states), g.owned});
   }
@@ -141,7 +159,7 @@ void approach(std::vector<Chosen>& all,
 // "3 slots of 12MiB for weights of gate_up".
 std::string floor_text(const Chosen& c, const Sizes& sizes) {
   return fmt::format("{} slots of {} for {} of {}",
-                     DeviceCache::kMinSlots,
+                     c.least_slots(),
                      sizes.part(c.layout.bytes(c.layout.all())),
                      name(c.kind),
                      c.group->name);
@@ -179,16 +197,12 @@ std::string joined(const std::vector<std::string>& texts) {
   throw MemoryShortage(MemoryShortage::Where::device, needed, text);
 }
 
-// For the members of a layer to stay, beside those slots that blocks only pass through (a quarter, and at most 32).
-std::int64_t layer_slots(const TierGroup& group) {
-  const std::int64_t members = group.members;
-  return std::min(
-      group.blocks(),
-      members + std::clamp<std::int64_t>((members + 2) / 3, DeviceCache::kMinSlots, 32));
-}
-
 // Blocks get slots for good, and no home elsewhere, as far as enough slots are left for the others to pass through.
 void settle(Chosen& c, bool is_vertical) {
+  if (c.is_ring) {
+    c.on_device = c.slots;
+    return;
+  }
   if (c.slots >= c.blocks) {
     c.slots = c.on_device = c.blocks;
     return;
@@ -200,9 +214,13 @@ void settle(Chosen& c, bool is_vertical) {
   c.on_device = std::max<std::int64_t>(c.on_device, c.slots - passing);
 }
 
-void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
-  for (Chosen& c : all)
-    c.slots = DeviceCache::kMinSlots;
+// `least_rings`: rings of gradients are as short as they may be.
+void place_on_device(std::vector<Chosen>& all, const TierLimits& limits, bool least_rings) {
+  for (Chosen& c : all) {
+    c.slots = c.least_slots();
+    if (c.is_ring && (least_rings || limits.least_slots)) c.blocks = c.slots;
+    if (c.is_ring) c.on_device = c.slots;
+  }
   const auto fits = [&] { return sum(all, &Chosen::device) <= limits.device; };
   if (!fits()) refuse_device(all, limits);
   if (limits.least_slots) return;
@@ -218,8 +236,9 @@ void place_on_device(std::vector<Chosen>& all, const TierLimits& limits) {
     towards(kind, [](const Chosen& c) { return std::min(kRunSlots, c.group->members); });
   if (limits.is_vertical) {
     for (const Kind kind : {Kind::gradients, Kind::weights})
-      towards(kind, [](const Chosen& c) { return layer_slots(*c.group); });
+      towards(kind, [](const Chosen& c) { return std::min(layer_slots(*c.group), c.blocks); });
   }
+  towards(Kind::gradients, [](const Chosen& c) { return c.is_ring ? c.blocks : c.slots; });
   for (const Kind kind : {Kind::weights, Kind::gradients, Kind::states})
     towards(kind, [](const Chosen& c) { return c.blocks; });
   // Gradients and states are used once by every update, so that it does not matter which of them stay; weights are left to the
@@ -376,7 +395,7 @@ std::vector<TierPart> tier_parts(std::span<const TierGroup> groups,
                                  const ExpertTierOptions& options) {
   MOESAIC_CHECK(options.groups.size() == groups.size(), "options for every group");
   std::vector<TierPart> parts;
-  for (Chosen& c : kinds_of(groups, options.weights)) {
+  for (Chosen& c : kinds_of(groups, options)) {
     const TierGroupOptions& o = options.groups[static_cast<std::size_t>(c.group - groups.data())];
     c.slots = c.kind == Kind::weights     ? o.weight_slots
               : c.kind == Kind::gradients ? o.gradient_slots
@@ -388,10 +407,12 @@ std::vector<TierPart> tier_parts(std::span<const TierGroup> groups,
                   : c.kind == Kind::gradients ? o.gradients_on_device
                                               : o.states_on_device;
     c.staging = c.in_file > 0 ? o.staging_slots : 0;
+    if (c.is_ring) c.blocks = c.on_device = c.slots;
     parts.push_back({.group = c.group->name,
                      .kind = c.kind,
                      .blocks = c.blocks,
                      .members = c.group->members,
+                     .is_ring = c.is_ring,
                      .block_bytes = c.layout.bytes(c.layout.all()),
                      .slots = c.slots,
                      .on_device = c.on_device,
@@ -426,13 +447,17 @@ std::uint64_t file_bytes(std::span<const TierPart> parts) {
 void fill_tiers(std::span<const TierGroup> groups,
                 const TierLimits& limits,
                 ExpertTierOptions& options) {
-  std::vector<Chosen> all = kinds_of(groups, options.weights);
+  std::vector<Chosen> all;
   const std::uint64_t tables = options.weights ? slot_table_bytes(groups) : 0;
-  place_on_device(all, limits);
   bool has_room = false;
-  for (std::int64_t staging = kStagingSlots; !has_room && staging >= HomeTiers::kMinStaging;
-       staging /= 2)
-    has_room = place_at_home(all, limits, tables, staging);
+  for (const bool least_rings : {false, true}) {
+    if (has_room || (least_rings && !options.gradients_in_ring)) break;
+    all = kinds_of(groups, options);
+    place_on_device(all, limits, least_rings);
+    for (std::int64_t staging = kStagingSlots; !has_room && staging >= HomeTiers::kMinStaging;
+         staging /= 2)
+      has_room = place_at_home(all, limits, tables, staging);
+  }
   if (!has_room) {
     for (Chosen& c : all)
       c.in_file = c.staging = 0;
@@ -468,6 +493,8 @@ ExpertTierOptions expert_tier_options(const config::Config& config, int rank) {
   MOESAIC_CHECK(config.experts.offload != config::ExpertOffload::none, "experts are offloaded");
   ExpertTierOptions options;
   options.weights = config.experts.offload == config::ExpertOffload::full;
+  options.gradients_in_ring =
+      options.weights && config.experts.update == config::ExpertUpdateTime::in_backward;
   options.policy = policy_of(config.experts.policy);
   options.seed = static_cast<std::uint64_t>(config.run.seed);
   options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
@@ -492,17 +519,22 @@ TierLinkBytes link_bytes(std::span<const TierPart> parts,
                          std::int64_t micro_batches,
                          bool is_vertical) {
   TierLinkBytes sum;
+  const bool is_early = std::any_of(parts.begin(), parts.end(), [](const TierPart& p) {
+    return p.kind == Kind::gradients && p.is_ring;
+  });
   for (const TierPart& p : parts) {
     const auto all = static_cast<double>(p.bytes());
     const double missed = all * (1 - p.share());
     const double homeless =
         p.blocks == 0 ? 0 : static_cast<double>(p.on_device) / static_cast<double>(p.blocks);
     // A cache that holds a layer meets it once for all micro-batches that follow each other.
-    const double visits =
-        is_vertical && p.slots >= p.members ? 1 : static_cast<double>(micro_batches);
+    const bool holds_layer = p.slots >= p.members;
+    const double visits = is_vertical && holds_layer ? 1 : static_cast<double>(micro_batches);
+    // An update right behind its backward finds what that used.
+    const double updates = is_early && holds_layer ? 0 : 1;
     switch (p.kind) {
       case Kind::weights:
-        sum.up += (2 * visits + 1) * missed;
+        sum.up += (2 * visits + updates) * missed;
         sum.down += all * (1 - homeless);
         break;
       case Kind::gradients:

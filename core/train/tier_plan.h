@@ -35,8 +35,10 @@ struct TierPart {
   enum class Kind : std::uint8_t { weights, gradients, states };
   std::string group;  ///< "gate_up"
   Kind kind = Kind::weights;
-  std::int64_t blocks = 0;        ///< members of all layers
-  std::int64_t members = 0;       ///< of a layer
+  std::int64_t blocks = 0;   ///< members of all layers
+  std::int64_t members = 0;  ///< of a layer
+  bool is_ring =
+      false;  ///< gradients that live for a layer or two: blocks are the slots that they go round in
   std::uint64_t block_bytes = 0;  ///< of one of them, without padding
   std::int64_t slots = 0;         ///< on the device
   std::int64_t on_device =
@@ -58,11 +60,11 @@ std::uint64_t device_bytes(std::span<const TierPart> parts);
 std::uint64_t host_bytes(std::span<const TierPart> parts);
 std::uint64_t file_bytes(std::span<const TierPart> parts);
 
-/// Fills `options.groups` for the groups of a store; of the other options it reads `weights`.
+/// Fills `options.groups` for the groups of a store; of the other options it reads `weights` and `gradients_in_ring`.
 ///
-/// Device: every cache has DeviceCache::kMinSlots slots. As far as the limit allows, the same share in every group: states get
+/// Device: every cache has DeviceCache::kMinSlots slots, a ring of gradients those of a layer and some. As far as the limit allows, the same share in every group: states get
 /// kStateSlots, weights and gradients kRunSlots, for runs of some members; in vertical order gradients and weights those of a
-/// layer; then weights all, gradients all, states all. Gradients and states beyond the slots that the others pass through live
+/// layer, a ring those of two, unless host memory then does not hold the rest; then weights all, gradients all, states all. Gradients and states beyond the slots that the others pass through live
 /// on the device alone; weights too when all have a slot, when the policy is static, or when host memory does not hold the
 /// rest. Host: all other homes; where they do not fit, states go to the file first, then weights, no more of them than have to.
 ///
@@ -87,7 +89,8 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
 
 /// What a step moves between host memory and the device when all experts are used in every micro-batch, and a cache hits as
 /// often as its share of the blocks: weights up for forward, backward and update, and down once; gradients down after
-/// each micro-batch and up for the next, the norm and the update; states up and down once.
+/// each micro-batch and up for the next, the norm and the update; states up and down once. With gradients in a ring none of
+/// them moves, and updates find the weights where a cache holds those of a layer.
 struct TierLinkBytes {
   double up = 0, down = 0;
 };

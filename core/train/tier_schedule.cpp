@@ -1,6 +1,7 @@
 #include "core/train/tier_schedule.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/model/pipeline_plan.h"
 
@@ -110,6 +111,20 @@ std::vector<tiers::Visit> with_updates_beside(const std::vector<tiers::Visit>& s
   }
   done = 0;
   update(at_once);
+  return visits;
+}
+
+std::vector<tiers::Visit> with_updates_in_backward(const std::vector<tiers::Visit>& step) {
+  std::map<std::int32_t, std::size_t> last;  // backward, by layer
+  for (std::size_t i = 0; i < step.size(); ++i)
+    if (step[i].kind == tiers::VisitKind::backward) last[step[i].layer] = i;
+  std::vector<tiers::Visit> visits;
+  for (std::size_t i = 0; i < step.size(); ++i) {
+    if (step[i].kind == tiers::VisitKind::update) continue;
+    visits.push_back(step[i]);
+    if (step[i].kind == tiers::VisitKind::backward && last.at(step[i].layer) == i)
+      visits.push_back({step[i].layer, tiers::VisitKind::update, 0});
+  }
   return visits;
 }
 

@@ -36,6 +36,8 @@ std::int32_t after(const tiers::Visit& visit, const UpdatePace& pace);
 /// The visits of a step with its updates there, each where its first part is: those of the step before, but for the ones that
 /// it does at once.
 std::vector<tiers::Visit> with_updates_beside(const std::vector<tiers::Visit>& step);
+/// The visits of a step that updates each layer behind its last backward.
+std::vector<tiers::Visit> with_updates_in_backward(const std::vector<tiers::Visit>& step);
 
 /// The same of a stage whose chunks, all of the schedule's in order, have so many layers with experts. Of a split backward
 /// the part for inputs counts.

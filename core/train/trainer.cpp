@@ -133,6 +133,7 @@ void Trainer::allocate() {
   if (world() != nullptr && tiers != nullptr && tiers->holds_weights())
     member_reduction_ = std::make_unique<MemberReduction>(*parts_.params, parts_.mesh);
   if (member_reduction_ && !member_reduction_->is_needed()) member_reduction_.reset();
+  ExpertUpdates::check_in_backward(config, *parts_.params, *parts_.optimizer);
   if (ExpertUpdates::can_run_beside(*parts_.params, *parts_.optimizer)) {
     expert_updates_ = std::make_unique<ExpertUpdates>(
         *parts_.params,
@@ -253,7 +254,9 @@ void Trainer::enter_phase(const Phase& phase) {
   if (ExpertTiers* tiers = parts_.params->tiers()) {
     const std::vector<tiers::Visit> visits = expert_visits(config, phase, *parts_.model, position);
     if (expert_updates_) expert_updates_->set_parts(update_parts(visits));
-    tiers->set_schedule(expert_updates_ ? with_updates_beside(visits) : visits,
+    tiers->set_schedule(!expert_updates_                 ? visits
+                        : expert_updates_->in_backward() ? with_updates_in_backward(visits)
+                                                         : with_updates_beside(visits),
                         expert_updates_ && parts_.optimizer->late_steps() > 1
                             ? tiers::Updates::touched
                             : tiers::Updates::dense);
@@ -494,18 +497,33 @@ void Trainer::gradients_final(StorageId first) {
   if (copier_) copier_->gradients_final_from(first, backend_->backend());
   if (reduction_) reduction_->final_from(first, backend_->stream());
   if (!member_reduction_) parts_.optimizer->gradients_final(backend_->backend(), first);
+  if (expert_updates_ && expert_updates_->in_backward())
+    expert_updates_->gradients_final(backend_->backend(), first);
+}
+
+// Before the last backward. Where that updates experts it must know by then whether the step is skipped for its losses.
+void Trainer::forwards_done() {
+  if (!expert_updates_ || !expert_updates_->in_backward()) return;
+  Stream& stream = backend_->stream();
+  add_losses_of_layers();
+  if (world() != nullptr) world()->all_reduce(losses_, ReduceOp::sum, stream);
+  parts_.optimizer->guard_losses(backend_->backend(), losses_);
+  zero_tensor(losses_, stream);  // backward adds to them
+  expert_updates_->begin_backward(backend_->backend());
 }
 
 void Trainer::forward_backward() {
   if (pipeline_) {
     timer_->stream_does(StepPart::communication);
-    pipeline_->run([this](StorageId first) { gradients_final(first); });
+    pipeline_->run([this](StorageId first) { gradients_final(first); },
+                   [this] { forwards_done(); });
     return reduce_over_ranks();
   }
   for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
     RunContext c = training_context(i, *transient_, at_once_);
     timer_->stream_does(StepPart::forward);
     parts_.model->forward(c, *activations_);
+    if (i + 1 == micro_batches_.size()) forwards_done();
     timer_->stream_does(StepPart::backward);
     if (i + 1 == micro_batches_.size())
       c.gradients_final = [this](StorageId first) { gradients_final(first); };

@@ -95,7 +95,7 @@ class Trainer {
   /// of all ranks. The wish travels with the counts of the batch and costs no exchange of its own.
   std::optional<StepStats> step_unless_stopped(std::int64_t& stop_wish);
   /// The first half of step(): forward and backward of the whole global batch and the sums over ranks, after which the
-  /// store holds the gradients. For tests and comparisons of layouts; finish_step() is the other half.
+  /// store holds the gradients, but for those of experts that were updated in the backward. For tests and comparisons of layouts; finish_step() is the other half.
   void accumulate_gradients();
   StepStats finish_step();
   /// Cross-entropy on the fixed validation windows, the same ones every time; `whole`: on all windows of the text. Its bits
@@ -177,6 +177,7 @@ class Trainer {
   StepScalars step_scalars(const Phase& phase, const BatchCounts& counts) const;
   bool begin_step(std::int64_t& stop_wish);
   void forward_backward();
+  void forwards_done();
   void gradients_final(StorageId first);
   void reset_step_buffers();
   void add_losses_of_layers();
@@ -199,6 +200,7 @@ class Trainer {
   /// Whether this rank counts the tokens that the ranks along Axis::tp share.
   bool counts_batch() const { return parts_.params->position().coordinate(Axis::tp) == 0; }
   void read_results(StepStats& stats, const StepScalars& scalars);
+  [[noreturn]] void refuse_half_made(ConstTensorView losses, double grad_norm) const;
   /// The next step's places, when it is time for others.
   void place_experts(StepStats& stats);
   TensorView host_losses() const;
@@ -226,7 +228,7 @@ class Trainer {
   Buffer host_results_;
   std::unique_ptr<GradientReduction> reduction_;       // with more than one rank
   std::unique_ptr<MemberReduction> member_reduction_;  // the same, of offloaded experts
-  std::unique_ptr<ExpertUpdates> expert_updates_;      // beside the next forward
+  std::unique_ptr<ExpertUpdates> expert_updates_;  // in the backward, or beside the next forward
   ExpertReplays replays_before_;          // what they had replayed at the end of the step before
   std::unique_ptr<ExpertPlacer> placer_;  // with experts.place_every
   std::unique_ptr<ExpertCopier> copier_;  // with experts.replicas

@@ -1,5 +1,8 @@
 // What a step reports, and what follows from it: losses, loads of experts, times of exchanges.
 #include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
 
 #include "core/train/host_value.h"
 #include "core/train/trainer.h"
@@ -34,6 +37,7 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   if (pipeline_) pipeline_->synchronize();
   if (exchange_side_) exchange_side_->stream().synchronize();
   const Optimizer::Outcome outcome = parts_.optimizer->outcome();
+  if (outcome.half_made) refuse_half_made(host, outcome.grad_norm);
   parts_.optimizer->end_step(outcome);
   const auto loss = [&](Loss which) { return host_value(host, static_cast<int>(which)); };
   stats.loss = loss(Loss::cross_entropy) / scalars.loss_divisor;
@@ -51,6 +55,20 @@ void Trainer::read_results(StepStats& stats, const StepScalars& scalars) {
   if (exchange_meter_.is_on()) stats.exchange = of_all_stages(exchange_times());
   bad_steps_ = outcome.skipped ? bad_steps_ + 1 : 0;
   skipped_total_ += outcome.skipped ? 1 : 0;
+}
+
+// The updates of some experts were made, those of the others and of all that does not lie in tiers were not.
+void Trainer::refuse_half_made(ConstTensorView losses, double grad_norm) const {
+  bool is_finite = true;
+  for (int i = 0; i < kNumLosses; ++i)
+    is_finite = is_finite && std::isfinite(host_value(losses, i));
+  throw NumericsError(fmt::format(
+      "step {}: {}, and experts.update: in_backward had updated experts by then, so that the step "
+      "can neither be made nor skipped; nothing of it was saved. Continue from the last checkpoint "
+      "with experts.update=after_step, which skips such a step, or with a lower optimizer.lr",
+      step_ + 1,
+      is_finite ? fmt::format("the norm of the gradients is not finite ({})", grad_norm)
+                : "a loss that backward adds to is not finite"));
 }
 
 TensorView Trainer::host_losses() const {

@@ -188,19 +188,23 @@ void DeviceCache::evict(Block block, Lane lane) {
   Entry& e = found->second;
   MOESAIC_CHECK(e.copy.may_go(), "what goes is written back and not in use");
   e.copy.apply({0, options_.range.count}, CopyAction::drop);
+  forget(found, poisoned(e, lane));
+}
+
+// What has to be over before the slot of a copy that goes is used again.
+std::vector<Event> DeviceCache::poisoned(const Entry& e, Lane lane) {
   std::vector<Event> uses = uses_of(e.copy);
-  if (options_.poison) {
-    Stream& in = at(lane).in;
-    for (const Event& use : uses)  // or a load by the other lane that nobody has used
-      in.wait(use);
-    for (int s = options_.range.first; s < options_.range.end(); ++s) {
-      const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
-      fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in);
-    }
-    uses.assign(1, Event(options_.device));
-    in.record(uses.front());
+  if (!options_.poison) return uses;
+  Stream& in = at(lane).in;
+  for (const Event& use : uses)  // or a load by the other lane that nobody has used
+    in.wait(use);
+  for (int s = options_.range.first; s < options_.range.end(); ++s) {
+    const Shape shape{static_cast<std::int64_t>(homes_.layout().section(s).bytes)};
+    fill_bytes(TensorView(data(e.slot, s), DType::u8, shape, options_.device), 0xff, in);
   }
-  forget(found, std::move(uses));
+  uses.assign(1, Event(options_.device));
+  in.record(uses.front());
+  return uses;
 }
 
 // Its slot is free, once `uses` are over.
@@ -379,7 +383,7 @@ void DeviceCache::discard(Block block) {
   BlockCopy& copy = found->second.copy;
   for (int s = 0; s < options_.range.count; ++s)
     if (copy.state(s) != CopyState::absent) copy.apply({s, 1}, CopyAction::discard);
-  forget(found, uses_of(copy));
+  forget(found, poisoned(found->second, Lane::main));
 }
 
 void DeviceCache::discard() {

@@ -150,6 +150,7 @@ class DeviceCache {
   std::optional<Block> oldest_passing(const LaneState& lane) const;
   bool may_go(Block block) const { return !entries_.at(block).copy.is_pinned(); }
   void evict(Block block, Lane lane);
+  std::vector<Event> poisoned(const Entry& entry, Lane lane);
   void forget(std::map<Block, Entry>::iterator entry, std::vector<Event> uses);
   void load(Block block, Entry& entry, Lane lane);
   void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, bool up, Lane lane);

@@ -54,4 +54,27 @@ TEST_CASE("offloaded training on a GPU: experts without tokens that wait for the
   }
 }
 
+TEST_CASE("offloaded training on a GPU: updates in the backward, gradients in the fewest slots",
+          "[cuda]") {
+  MOESAIC_NEEDS_CUDA();
+  for (const char* optimizer : {"optimizer.name=adamw", "optimizer.name=muon"}) {
+    const std::vector<std::string> late{optimizer,
+                                        "optimizer.master=split",
+                                        "optimizer.clip_grad_norm=0",
+                                        "parallel.order=vertical",
+                                        "train.global_batch_size=4"};
+    std::vector<std::string> early = late;
+    early.insert(early.end(), {"experts.offload=full", "experts.update=in_backward"});
+    std::vector<StepStats> whole, found;
+    const Snapshot wanted = train({}, whole, 3, late);
+    for (const double on_device : {0.0, 0.6}) {
+      CHECK(differences(train(Offload{.on_device = on_device, .in_file = 0.3}, found, 3, early),
+                        wanted)
+                .empty());
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        CHECK(same_numbers(found[i], whole[i]));
+    }
+  }
+}
+
 }  // namespace moesaic::test

@@ -129,15 +129,19 @@ std::optional<StateSharding> small_buckets(const config::Config& config, Model& 
 }
 
 // Slots for the share that is to be on the device.
-TierGroupOptions room(const TierGroup& group, const Offload& offload) {
+TierGroupOptions room(const TierGroup& group, const Offload& offload, bool in_ring) {
   const auto share = [](double part, std::int64_t of) {
     return static_cast<std::int64_t>(std::ceil(part * static_cast<double>(of)));
   };
   const auto slots = [&](std::int64_t of) {
     return std::max(share(offload.on_device, of), tiers::DeviceCache::kMinSlots);
   };
+  const std::int64_t least_ring = std::min(group.members + 1, group.blocks()),
+                     gradients = slots(group.blocks());
   return {.weight_slots = offload.weights ? slots(group.blocks()) : 0,
-          .gradient_slots = offload.weights && group.trained ? slots(group.blocks()) : 0,
+          .gradient_slots = !offload.weights || !group.trained ? 0
+                            : in_ring                          ? std::max(least_ring, gradients)
+                                                               : gradients,
           .state_slots = slots(group.owned),
           .weights_in_file = offload.weights ? share(offload.in_file, group.blocks()) : 0,
           .states_in_file = share(offload.in_file, group.owned),
@@ -151,6 +155,7 @@ ExpertTierOptions tier_options(const config::Config& config,
   static std::atomic<int> count{0};
   ExpertTierOptions options;
   options.weights = offload.weights;
+  options.gradients_in_ring = config.experts.update == config::ExpertUpdateTime::in_backward;
   options.policy = offload.policy;
   options.seed = 5;
   options.state_kinds = expert_state_kinds(optimizer_options(config.optimizer));
@@ -164,7 +169,7 @@ ExpertTierOptions tier_options(const config::Config& config,
   declared.offload_experts(options);
   declared.seal_pretend(device, ever_trained(make_phases(config), declared));
   for (const TierGroup& group : declared.tier_groups(options.state_kinds))
-    options.groups.push_back(room(group, offload));
+    options.groups.push_back(room(group, offload, options.gradients_in_ring));
   return options;
 }
 

@@ -37,9 +37,11 @@ std::vector<TierGroup> two_groups() {
 
 std::vector<TierPart> fill(const std::vector<TierGroup>& groups,
                            const TierLimits& limits,
-                           bool weights = true) {
+                           bool weights = true,
+                           bool in_ring = false) {
   ExpertTierOptions options;
   options.weights = weights;
+  options.gradients_in_ring = in_ring;
   fill_tiers(groups, limits, options);
   return tier_parts(groups, options);
 }
@@ -57,9 +59,11 @@ std::int64_t in_file(const std::vector<TierPart>& parts, Kind kind) {
   return blocks;
 }
 
-std::string refusal(const std::vector<TierGroup>& groups, const TierLimits& limits) {
+std::string refusal(const std::vector<TierGroup>& groups,
+                    const TierLimits& limits,
+                    bool in_ring = false) {
   try {
-    fill(groups, limits);
+    fill(groups, limits, true, in_ring);
   } catch (const ResourceError& e) {
     return e.what();
   }
@@ -209,7 +213,9 @@ TEST_CASE("tier plan: limits are kept, and used") {
       g.trained = draw(0, 5) > 0;
       if (!g.trained) g.state_sections.clear();
     }
-    const auto whole = fill(groups, {}), bare = fill(groups, {.least_slots = true});
+    const bool in_ring = draw(0, 2) == 0;
+    const auto whole = fill(groups, {}, true, in_ring),
+               bare = fill(groups, {.least_slots = true}, true, in_ring);
     TierLimits limits{
         .device =
             static_cast<std::uint64_t>(draw(0, static_cast<std::int64_t>(device_bytes(whole)))),
@@ -220,7 +226,7 @@ TEST_CASE("tier plan: limits are kept, and used") {
     CAPTURE(round, limits.device, limits.host, limits.file);
     std::vector<TierPart> parts;
     try {
-      parts = fill(groups, limits);
+      parts = fill(groups, limits, true, in_ring);
     } catch (const ResourceError&) {
       ++refused;
       continue;
@@ -236,6 +242,12 @@ TEST_CASE("tier plan: limits are kept, and used") {
       CHECK(p.on_device + p.in_file <= p.blocks);
       has_few = has_few || p.blocks < kLeast;
       CHECK((p.in_file == 0) == (p.staging_slots == 0));
+      if (p.is_ring) {
+        CHECK(p.slots >= p.members);
+        CHECK(p.slots <= 2 * p.members);
+        CHECK(p.host == 0);
+        continue;
+      }
       if (p.slots < whole[i].slots) one_more = std::min(one_more, p.block_bytes);
     }
     // What is left does not hold another block that is wanted (but for the rounding of a section's place).
@@ -335,6 +347,65 @@ TEST_CASE("tier plan: bytes over the link") {
   CHECK(link_bytes(parts, 8, true).up < link_bytes(parts, 8, false).up / 2);
 }
 
+TEST_CASE("tier plan: gradients that go round have slots of two layers, or of one and some") {
+  const auto groups = two_groups();
+  const auto part = [](const std::vector<TierPart>& parts, Kind kind) {
+    return *std::find_if(
+        parts.begin(), parts.end(), [&](const TierPart& p) { return p.kind == kind; });
+  };
+  auto parts = fill(groups, {}, true, true);
+  CHECK(part(parts, Kind::gradients).is_ring);
+  CHECK(part(parts, Kind::gradients).slots == 32);
+  CHECK(part(parts, Kind::gradients).blocks == 32);
+  CHECK(part(parts, Kind::gradients).host == 0);
+  CHECK(part(parts, Kind::weights).slots == 96);
+  // The floor: 3 x (16 + 80 + 8 + 40) KiB of weights and states, 16 + 6 gradients of 32 and 16 KiB.
+  TierLimits limits{.device = (3 * 144 + 22 * 48) << 10};
+  parts = fill(groups, limits, true, true);
+  CHECK(part(parts, Kind::gradients).slots == 22);
+  CHECK(part(parts, Kind::weights).slots == kLeast);
+  --limits.device;
+  const std::string text = refusal(groups, limits, true);
+  CHECK(contains(text, "need at least 1488KiB of device memory"));
+  CHECK(contains(text, "22 slots of 32KiB for gradients of gate_up"));
+  // Two layers before weights and states get more than they must have.
+  limits.device = (3 * 144 + 32 * 48) << 10;
+  limits.device += (kRunSlots - kLeast) * 12288 * 2 + (kStateSlots - kLeast) * 12288 * 10;
+  parts = fill(groups, limits, true, true);
+  CHECK(part(parts, Kind::gradients).slots == 32);
+  CHECK(part(parts, Kind::weights).slots == kRunSlots);
+  CHECK(part(parts, Kind::states).slots == kStateSlots);
+  // Where host memory does not hold the rest then, one layer and some must do; less is refused.
+  limits.keeps_any_weights = true;
+  limits.host = host_bytes(parts) + slot_table_bytes(groups) - 1;
+  parts = fill(groups, limits, true, true);
+  CHECK(part(parts, Kind::gradients).slots == 22);
+  CHECK(host_bytes(parts) + slot_table_bytes(groups) <= limits.host);
+  limits.host -= 20 * 48 << 10;
+  CHECK(contains(refusal(groups, limits, true), "of host memory"));
+  CHECK(!contains(refusal(groups, limits, true), "gradients"));
+  // One layer alone needs no others' slots.
+  CHECK(part(fill({group("down", 1, 16, 4096)}, {}, true, true), Kind::gradients).slots == 16);
+}
+
+TEST_CASE(
+    "tier plan: gradients that go round spare the link, and updates find the layer's weights") {
+  const std::vector<TierGroup> groups{group("down", 6, 16, 4096)};
+  TierLimits limits{.device = (3 * 48 + 22 * 16) << 10, .is_vertical = true};
+  constexpr double kElements = 96 * 4096;
+  const double missed = 1 - 3.0 / 96;
+  TierLinkBytes bytes = link_bytes(fill(groups, limits, true, true), 1, true);
+  CHECK(bytes.up == Approx(kElements * missed * (3 * 2 + 10)));
+  CHECK(bytes.down == Approx(kElements * (2 + missed * 10)));
+  // With the weights of a layer.
+  limits.device += (10 * 16 + 19 * 8 + 9 * 40) << 10;
+  const auto parts = fill(groups, limits, true, true);
+  REQUIRE(slots(parts, Kind::weights, "down") == 22);
+  REQUIRE(slots(parts, Kind::states, "down") == kStateSlots);
+  bytes = link_bytes(parts, 4, true);
+  CHECK(bytes.up == Approx(kElements * ((1 - 22.0 / 96) * 2 * 2 + (1 - 12.0 / 96) * 10)));
+}
+
 TEST_CASE("tier plan: states alone have no caches of weights and gradients") {
   const auto parts = fill(two_groups(), {}, false);
   REQUIRE(parts.size() == 2);
@@ -357,6 +428,7 @@ TEST_CASE("tier plan: of the keys") {
   CHECK(limits.file == 0);
   ExpertTierOptions options = plan_expert_tiers(config, two_groups(), limits, 3);
   CHECK(options.weights);
+  CHECK_FALSE(options.gradients_in_ring);
   CHECK(options.policy == TierPolicy::fixed);
   CHECK(options.seed == 5);
   CHECK(options.state_kinds == std::vector<std::string>{"m", "v", "average"});
@@ -364,6 +436,8 @@ TEST_CASE("tier plan: of the keys") {
   CHECK(options.rank == 3);
   CHECK_FALSE(options.verify_reads);
   CHECK(options.groups.size() == 2);
+  config.experts.update = config::ExpertUpdateTime::in_backward;
+  CHECK(expert_tier_options(config, 0).gradients_in_ring);
   config.optimizer.name = config::OptimizerName::muon;
   config.optimizer.ema_decay.reset();
   CHECK(expert_tier_options(config, 0).state_kinds == std::vector<std::string>{"momentum"});

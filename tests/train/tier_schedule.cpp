@@ -175,4 +175,24 @@ TEST_CASE("updates beside the next forward are spread over the micro-batches of 
                        {0, Visit{0, VisitKind::backward, kMicroBatches - 1}}});
 }
 
+TEST_CASE("updates in the backward come right behind the last one of their layer") {
+  // Two chunks of a layer each, and two micro-batches; the last one turns them round at once.
+  const pipeline::Schedule schedule =
+      pipeline::make_schedule(pipeline::Kind::vertical,
+                              {.stages = 1, .chunks = 2, .micro_batches = 2, .turns_at_end = true});
+  constexpr auto kForward = VisitKind::forward, kBackward = VisitKind::backward,
+                 kUpdate = VisitKind::update;
+  CHECK(with_updates_in_backward(pipeline_visits(schedule, 0, {1, 1})) ==
+        std::vector<Visit>{{0, kForward, 0},
+                           {0, kForward, 1},
+                           {1, kForward, 0},
+                           {1, kBackward, 0},
+                           {1, kForward, 1},
+                           {1, kBackward, 1},
+                           {1, kUpdate, 0},
+                           {0, kBackward, 0},
+                           {0, kBackward, 1},
+                           {0, kUpdate, 0}});
+}
+
 }  // namespace moesaic::test

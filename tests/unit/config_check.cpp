@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/config/check.h"
 #include "tests/support/catch.h"
 #include "tests/unit/config_support.h"
@@ -293,4 +295,45 @@ TEST_CASE("config: offload of experts") {
   CHECK(contains(report({"experts.offload=full"}), "experts.offload: there are no experts"));
   CHECK(contains(offload({"memory.host_budget=0"}), "memory.host_budget: found 0"));
   CHECK(contains(offload({"experts.policy=lfu"}), "one of: sched, lru, static, random"));
+}
+
+TEST_CASE("config: updates of experts in the backward") {
+  const auto early = [](std::vector<std::string> more) {
+    for (const std::string one : {"experts.offload=full",
+                                  "experts.update=in_backward",
+                                  "optimizer.clip_grad_norm=0",
+                                  "parallel.order=vertical"}) {
+      const std::string key = one.substr(0, one.find('=') + 1);
+      if (std::none_of(more.begin(), more.end(), [&](const auto& m) { return m.starts_with(key); }))
+        more.push_back(one);
+    }
+    more.push_back(kExperts);
+    return report(more);
+  };
+  CHECK(early({}).empty());
+  CHECK(early({"optimizer.untouched=lazy", "optimizer.name=muon"}).empty());
+  // With one micro-batch a step both orders are the same, and without dp nobody knows how many there are.
+  CHECK(early({"parallel.order=horizontal"}).empty());
+  CHECK(early({"parallel.order=horizontal",
+               "parallel.dp=2",
+               "train.global_batch_size=2",
+               "train.micro_batch_size=1"})
+            .empty());
+  CHECK(contains(early({"experts.offload=states"}),
+                 "experts.update: in_backward is for experts whose gradients are offloaded, and "
+                 "experts.offload is states; allowed: after_step, or offload: full"));
+  CHECK(contains(early({"optimizer.clip_grad_norm=0.5"}),
+                 "and optimizer.clip_grad_norm is 0.5; allowed: after_step, or clip_grad_norm: 0"));
+  CHECK(
+      contains(early({"optimizer.untouched=skip"}),
+               "which optimizer.untouched: skip reads; allowed: after_step, or untouched: dense"));
+  CHECK(contains(early({"parallel.order=horizontal", "parallel.pp=2"}),
+                 "and parallel.pp is 2; allowed: after_step, or pp: 1 and order: vertical"));
+  CHECK(contains(early({"parallel.order=horizontal",
+                        "parallel.dp=2",
+                        "train.global_batch_size=8",
+                        "train.micro_batch_size=1"}),
+                 "experts.update: in_backward needs the losses of all micro-batches before the "
+                 "first gradient is final, and parallel.order is horizontal with 4 micro-batches"));
+  CHECK(contains(early({"experts.update=early"}), "one of: after_step, in_backward"));
 }

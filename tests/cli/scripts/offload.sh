@@ -56,6 +56,28 @@ back_to lazy
 "$moesaic" resume lazy optimizer.untouched=decay > log.txt
 expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff dense lazy
 
+# Updates in the backward of runs that do not clip: the same bits, no gradient in host memory; one that is not finite ends the
+# run, which goes on with updates after the step.
+free="optimizer.clip_grad_norm=0" down="parallel.order=vertical"
+early="$free experts.offload=full experts.device_cache=400KiB experts.update=in_backward"
+one run.dir=late $free $down > log.txt
+one run.dir=early $early $down > log.early
+expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff late early
+grep -q "^  experts' gate_up gradients  *[0-9.]* [KM]iB  *-  *-$" log.early || fail "gradients have homes: $(cat log.early)"
+one run.dir=skipped $free $down debug.inject_nan_step=6 > log.txt
+expect 5 "step 6: the norm of the gradients is not finite (nan), and experts.update: in_backward had updated experts by then" \
+  one run.dir=half $early $down debug.inject_nan_step=6 checkpoint.every=2
+[ "$(ls half/checkpoints)" = "step-00000002
+step-00000004" ] || fail "what was saved: $(ls half/checkpoints)"
+"$moesaic" resume half experts.update=after_step > log.txt
+expect 0 "tensors have equal bits, 0 differ" "$moesaic" ckpt diff skipped half
+expect 0 "gradients go round in their slots" "$moesaic" plan tiny.yaml $early $down
+expect 2 "experts.update: in_backward updates experts before the norm of all gradients is known" \
+  "$moesaic" plan tiny.yaml experts.offload=full experts.update=in_backward parallel.order=vertical
+expect 2 "parallel.order is horizontal with" "$moesaic" plan tiny.yaml $early parallel.order=horizontal
+expect 2 "several ranks have the same experts" "$moesaic" plan tiny.yaml $early $down parallel.dp=2
+expect 0 "of none" "$moesaic" bench offload tiny.yaml data.train=null $free $down experts.offload=full experts.update=in_backward --tokens 256 --budgets 50%,40% --steps 1
+
 # Which experts are used, for a simulation.
 one run.dir=touched experts.offload=full experts.touch_log=touches.jsonl train.steps=3 checkpoint.every=0 > log.txt
 expect 2 "clobbered/metrics.jsonl: exists and is no touch log" one run.dir=clobbered experts.offload=full experts.touch_log=metrics.jsonl train.steps=3
