@@ -47,6 +47,9 @@ void add_eval(CLI::App& app, Action& action) {
       "Of a run that does not know it: bytes, a tokenizer.json, a rank file, or their folder");
   add_console_arguments(*verb, a->console);
   verb->footer(
+      "With the run's experts.offload: full, experts that do not fit on the device wait in host "
+      "memory and in the file; memory.device_budget, memory.host_budget, memory.file_budget, "
+      "experts.device_cache and experts.policy say where, per rank.\n"
       "Example:\n  mpirun -np 2 moesaic eval runs/quickstart --data news=news.txt --choices "
       "quiz=quiz.jsonl\n");
   verb->callback([&action, a] { action = [a] { return eval::run_eval(*a); }; });

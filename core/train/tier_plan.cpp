@@ -170,12 +170,15 @@ std::string joined(const std::vector<std::string>& texts) {
       sizes.there(limits.device_budget.value_or(limits.device)));
   if (limits.device_budget)
     text += fmt::format(", and the rest of the run needs {}", sizes.needed(limits.device_rest));
-  text += limits.device_key.empty()
-              ? ". Use more GPUs (parallel.ep), or lower what the rest needs: "
-                "activations.recompute, train.micro_batch_size"
-              : fmt::format(". Raise {} to at least {}", key, sizes.needed(needed));
-  if (limits.device_budget && !limits.device_key.empty())
-    text += ", or lower what the rest needs: activations.recompute, train.micro_batch_size";
+  const std::string less =
+      fmt::format(" lower what the rest needs: {}, train.micro_batch_size",
+                  limits.is_forward_only ? "data.sequence_length" : "activations.recompute");
+  const bool is_free_memory = limits.device_key.empty();
+  if (!is_free_memory)
+    text += fmt::format(". Raise {} to at least {}", key, sizes.needed(needed));
+  else
+    text += limits.is_forward_only ? ". Free memory there" : ". Use more GPUs (parallel.ep)";
+  if (limits.device_budget || is_free_memory) text += ", or" + less;
   throw MemoryShortage(MemoryShortage::Where::device, needed, text);
 }
 
@@ -270,10 +273,12 @@ std::uint64_t least_host(std::vector<Chosen> all) {
   const std::uint64_t least = least_host(all) + rest;
   text += fmt::format(
       ", and with memory.file_budget {} at least {} of it must be in "
-      "host memory (gradients, staging and activations always are). "
+      "host memory ({}). "
       "Raise memory.host_budget or memory.file_budget",
       sizes.there(limits.file),
-      sizes.needed(least));
+      sizes.needed(least),
+      limits.is_forward_only ? "staging always is"
+                             : "gradients, staging and activations always are");
   throw MemoryShortage(MemoryShortage::Where::host, needed, text);
 }
 
