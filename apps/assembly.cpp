@@ -164,6 +164,15 @@ ExpertTierOptions plan_tiers(const config::Config& config,
 
 }  // namespace
 
+// The form of masters in training must not decide where a model can be used. Where it can be kept it is: split masters round to
+// bf16 in their own way.
+Precision forward_precision(const config::Config& config, bool on_gpu) {
+  config::Config types = config;
+  types.optimizer.master = config::MasterWeights::f32;
+  const Precision precision = precision_of(types, on_gpu);
+  return precision.compute == DType::bf16 ? precision_of(config, on_gpu) : precision;
+}
+
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
@@ -172,13 +181,8 @@ Assembly assemble(const config::Config& config,
   check_trainable(config);
   Assembly a;
   a.device = device;
-  config::Config types = config;
   const bool on_gpu = a.device.kind == Device::Kind::cuda;
-  // The form of masters in training must not decide where a model can be used. Where it can be kept it is: split masters
-  // round to bf16 in their own way, and evaluation sees the weights of training.
-  if (!for_training) types.optimizer.master = config::MasterWeights::f32;
-  a.precision = precision_of(types, on_gpu);
-  if (a.precision.compute == DType::bf16) a.precision = precision_of(config, on_gpu);
+  a.precision = for_training ? precision_of(config, on_gpu) : forward_precision(config, on_gpu);
   const ModelOptions options = model_options(config);
   // Patterns of names are about the whole model, of which a stage of a pipeline holds a part.
   ParameterStore whole(a.precision, position);
@@ -194,11 +198,12 @@ Assembly assemble(const config::Config& config,
   if (for_training) {
     trained = ever_trained(make_phases(config), *a.params);
     if (auto sharding = state_sharding(config, *a.model)) a.params->shard_state(*sharding);
-    if (config.experts.offload != config::ExpertOffload::none) {
-      if (!tiers) tiers = plan_tiers(config, a.device, a.precision, position);
-      a.params->offload_experts(std::move(*tiers));
-    }
+    if (config.experts.offload != config::ExpertOffload::none && !tiers)
+      tiers = plan_tiers(config, a.device, a.precision, position);
+  } else {
+    a.params->keep_weights_alone();
   }
+  if (tiers) a.params->offload_experts(std::move(*tiers));
   a.params->seal(a.device, trained);
   a.params->initialize(static_cast<std::uint64_t>(config.run.seed),
                        static_cast<int>(config.run.threads));

@@ -24,14 +24,17 @@ struct Assembly {
   std::unique_ptr<Optimizer> optimizer;  ///< null without training
 };
 
-/// `position`: of this rank, which gets its part of the parameters. `tiers`: of offloaded experts, as plan_memory() gives
-/// them; empty: planned here, for documents of any length, where the configuration offloads experts (in training only). Throws
+/// `position`: of this rank, which gets its part of the parameters. `tiers`: of offloaded experts, as plan_memory() and, without
+/// training, plan_forward() give them; empty: in training planned here, for documents of any length, where the configuration
+/// offloads experts; without training all are on the device. What does not train holds weights alone, not yet filled. Throws
 /// UsageError when the configuration asks for what cannot be trained.
 Assembly assemble(const config::Config& config,
                   bool for_training,
                   Device device,
                   const MeshPosition& position = {},
                   std::optional<ExpertTierOptions> tiers = std::nullopt);
+/// The types of a model that only runs forward: weights have the bits that they have in training.
+Precision forward_precision(const config::Config& config, bool on_gpu);
 /// Throws UsageError with everything that the configuration asks for and this version cannot do.
 void check_trainable(const config::Config& config);
 

@@ -57,7 +57,9 @@ Generator::Generator(const config::Config& config,
                      const std::filesystem::path& checkpoint,
                      bool average)
     : context_(config.data.sequence_length),
-      model_(config, model_options(config, checkpoint, average)) {}
+      options_(model_options(config, checkpoint, average)),
+      plan_(LoadedModel::plan(config, options_)),
+      model_(config, options_, plan_) {}
 
 std::vector<double> Generator::next_logits(const std::vector<std::int32_t>& tokens) {
   MOESAIC_CHECK(!tokens.empty(), "a context holds at least one token");

@@ -23,6 +23,8 @@ class Generator {
   /// Loads the weights of `checkpoint`; `average` takes the moving averages (optimizer.ema_decay) in their place.
   Generator(const config::Config& config, const std::filesystem::path& checkpoint, bool average);
 
+  /// What lies where.
+  const MemoryPlan& memory() const noexcept { return plan_.memory; }
   /// Logits of the token after `tokens`, in f64.
   std::vector<double> next_logits(const std::vector<std::int32_t>& tokens);
   /// Calls `on_token` for each new token, up to `max_new_tokens` or until it returns false.
@@ -33,6 +35,8 @@ class Generator {
 
  private:
   std::int64_t context_ = 0;
+  LoadedModel::Options options_;
+  ForwardPlan plan_;
   LoadedModel model_;
 };
 

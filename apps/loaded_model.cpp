@@ -6,9 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "apps/host_memory.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
-#include "core/train/step_memory.h"
+#include "memory/device_hooks.h"
 
 namespace moesaic::apps {
 namespace {
@@ -35,16 +36,43 @@ Phase phase_of_checkpoint(const config::Config& config, std::int64_t step) {
   return phase_of(make_phases(config), std::clamp<std::int64_t>(step, 1, config.train.steps));
 }
 
-LoadedModel::LoadedModel(const config::Config& config, const Options& options)
-    : assembly_(assemble(config, false, options.device)),
+std::string text_of_tiers(const MemoryPlan& plan) {
+  if (!plan.tiers) return "";
+  return "memory     experts do not all fit on the device (experts.offload: full)\n" + plan.table();
+}
+
+ForwardPlan LoadedModel::plan(const config::Config& config, const Options& options) {
+  const bool on_gpu = options.device.kind == Device::Kind::cuda;
+  MemoryLimits limits;
+  if (on_gpu) limits.device_free = cuda::device_memory(options.device).free;
+  if (config.experts.offload == config::ExpertOffload::full && !config.memory.host_budget) {
+    if (const auto available = available_host_memory())
+      limits.host = *available / static_cast<std::uint64_t>(std::max(1, options.ranks_here));
+  }
+  const Phase phase = phase_of_checkpoint(config, read_manifest(options.checkpoint).step);
+  return plan_forward({.config = config,
+                       .device = options.device,
+                       .precision = forward_precision(config, on_gpu),
+                       .sparse = phase.sparse,
+                       .windows = options.windows,
+                       .rank = options.rank},
+                      limits);
+}
+
+LoadedModel::LoadedModel(const config::Config& config,
+                         const Options& options,
+                         const ForwardPlan& plan)
+    : assembly_(assemble(config, false, options.device, {}, plan.memory.tiers)),
       step_(read_manifest(options.checkpoint).step) {
   if (options.average && !config.optimizer.ema_decay)
     throw UsageError("--average: this run kept no averages; set optimizer.ema_decay when training");
   assembly_.model->set_sparse_stage(phase_of_checkpoint(config, step_).sparse);
   for (const Window& window : options.windows)
     add_window(window);
-  allocate(config);
+  allocate(config, plan.sizes);
   load(options);
+  if (ExpertTiers* tiers = assembly_.params->tiers())
+    tiers->set_schedule(forward_visits(*assembly_.model), tiers::Updates::none);
 }
 
 LoadedModel::~LoadedModel() {
@@ -67,55 +95,28 @@ void LoadedModel::add_window(const Window& window) {
   windows_.push_back(window);
 }
 
-// A short window may need more than a long one: kernels are chosen by sizes.
-void LoadedModel::allocate(const config::Config& config) {
-  MOESAIC_CHECK(!windows_.empty(), "a model for no window");
-  const int threads = static_cast<int>(config.run.threads);
-  const DType stats = precision().stats;
-  StepMemory most;
-  std::int64_t tokens = 0;
-  for (const Window& window : windows_) {
-    const StepMemory m = measure_step(*assembly_.model,
-                                      *assembly_.params,
-                                      nullptr,
-                                      device(),
-                                      threads,
-                                      {.tokens = window.tokens,
-                                       .sequence = window.longest,
-                                       .step_tokens = window.tokens,
-                                       .most_documents = window.documents,
-                                       .mtp = false},
-                                      kKeepNothing);
-    most.scratch = std::max(most.scratch, m.scratch);
-    most.transient = std::max(most.transient, m.transient);
-    most.slot = std::max(most.slot, m.slot);
-    tokens = std::max(tokens, window.tokens);
-  }
-  most.transient += 256;  // the sum that log_probabilities() takes beside the logits
-  backend_ = std::make_unique<BackendOwner>(BackendOwner::Options{.device = device(),
-                                                                  .num_threads = threads,
-                                                                  .scratch_bytes = most.scratch,
-                                                                  .name = "forward"});
-  transient_ = std::make_unique<Arena>(most.transient, device(), "transient");
-  slot_ = Buffer(most.slot, device(), "activations");
-  const std::size_t bytes = SequenceBuffers::bytes_for(tokens);
-  const Shape words{static_cast<std::int64_t>(bytes / 4)};
-  batch_ = Buffer(bytes, device(), "batch");
-  host_batch_ = make_host_buffer(bytes, device(), "batch, host");
+void LoadedModel::allocate(const config::Config& config, const ForwardSizes& sizes) {
+  backend_ = std::make_unique<BackendOwner>(
+      BackendOwner::Options{.device = device(),
+                            .num_threads = static_cast<int>(config.run.threads),
+                            .scratch_bytes = sizes.scratch,
+                            .name = "forward"});
+  transient_ = std::make_unique<Arena>(sizes.transient, device(), "transient");
+  slot_ = Buffer(sizes.slot, device(), "activations");
+  const Shape words{static_cast<std::int64_t>(sizes.batch / 4)};
+  batch_ = Buffer(sizes.batch, device(), "batch");
+  host_batch_ = make_host_buffer(sizes.batch, device(), "batch, host");
   sequence_ = std::make_unique<SequenceBuffers>(
-      tokens, host_batch_.view(words, DType::i32), batch_.view(words, DType::i32), false);
-  losses_ = Buffer(kNumLosses * 8, device(), "losses");
-  const auto most_results = static_cast<std::size_t>(
-      std::max({tokens, assembly_.model->head().vocabulary(), std::int64_t{kNumLosses}}));
-  results_ = Buffer(most_results * byte_size(stats), device(), "results");
-  host_results_ = make_host_buffer(results_.bytes(), device(), "results, host");
+      sizes.tokens, host_batch_.view(words, DType::i32), batch_.view(words, DType::i32), false);
+  losses_ = Buffer(sizes.losses, device(), "losses");
+  results_ = Buffer(sizes.results, device(), "results");
+  host_results_ = make_host_buffer(sizes.results, device(), "results, host");
 }
 
 void LoadedModel::load(const Options& options) {
   auto tensors = weight_tensors(*assembly_.params);
   if (options.average) take_averages(*assembly_.params, tensors);
   load_checkpoint(options.checkpoint, tensors, false, backend_->stream());
-  refresh_weights(*assembly_.params, backend_->backend());
   backend_->stream().synchronize();
 }
 
@@ -136,7 +137,12 @@ RunContext LoadedModel::context(const Sequence& sequence) {
           {},
           losses_.view({kNumLosses}, precision().stats),
           false,
-          {}};
+          {},
+          nullptr,
+          0,
+          0,
+          nullptr,
+          true};
 }
 
 // Enqueues; returns the normalised hidden states [T, d].
@@ -154,6 +160,11 @@ ConstTensorView LoadedModel::forward(const data::Batch& batch, bool with_loss) {
   RunContext run = context(sequence);
   assembly_.model->forward(run, *activations_);
   return assembly_.model->final_hidden(*activations_);
+}
+
+std::vector<TierCounters> LoadedModel::counters() const {
+  const ExpertTiers* tiers = assembly_.params->tiers();
+  return tiers != nullptr ? tiers->counters() : std::vector<TierCounters>();
 }
 
 TensorView LoadedModel::result(std::int64_t count) const {

@@ -2,9 +2,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "apps/assembly.h"
+#include "core/train/forward_plan.h"
 #include "core/train/phases.h"
 #include "core/train/sequence_buffers.h"
 
@@ -13,24 +15,30 @@ namespace moesaic::apps {
 /// The phase of training that a checkpoint of `step` was saved in.
 Phase phase_of_checkpoint(const config::Config& config, std::int64_t step);
 
+/// For the user, where experts do not all fit on the device: what lies where, as lines. Else empty.
+std::string text_of_tiers(const MemoryPlan& plan);
+
 /// A trained model that only runs forward (generation, evaluation): weights of a checkpoint on a device, in the sparse or
-/// dense stage of the phase they were saved in, and the memory of one window of tokens. Every call waits for its result.
+/// dense stage of the phase they were saved in, and the memory of one window of tokens. Where they do not fit on the device,
+/// experts live in host memory and in the file, if experts.offload is `full` (plan_forward()). Every call waits for its result.
 class LoadedModel {
  public:
-  /// What batches look like. Kernels are chosen by these sizes, so the bits of results may depend on them.
-  struct Window {
-    std::int64_t tokens = 0;     ///< of a batch, exactly
-    std::int64_t longest = 0;    ///< no document has more tokens
-    std::int64_t documents = 2;  ///< no batch has more, a filler at its end counted
-  };
+  using Window = ForwardWindow;
   struct Options {
     std::filesystem::path checkpoint;
     bool average = false;  ///< the moving averages in place of the weights
     Device device = kCpu;
     std::vector<Window> windows;  ///< of all batches that will come
+    int rank = 0;                 ///< of all that have a model of their own
+    int ranks_here = 1;           ///< that share the host memory of this machine
   };
-  /// Throws UsageError when averages are asked for that the run did not keep, InputError for a checkpoint that does not fit.
-  LoadedModel(const config::Config& config, const Options& options);
+  /// What the model will allocate, by what is free now. Throws MemoryShortage as plan_forward() does.
+  static ForwardPlan plan(const config::Config& config, const Options& options);
+  /// `plan`: of the same arguments. Throws UsageError when averages are asked for that the run did not keep, InputError for a
+  /// checkpoint that does not fit.
+  LoadedModel(const config::Config& config, const Options& options, const ForwardPlan& plan);
+  LoadedModel(const config::Config& config, const Options& options)
+      : LoadedModel(config, options, plan(config, options)) {}
   ~LoadedModel();
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
@@ -45,10 +53,12 @@ class LoadedModel {
   std::int64_t step() const noexcept { return step_; }
   const Precision& precision() const noexcept { return assembly_.params->precision(); }
   Device device() const noexcept { return assembly_.device; }
+  /// Of offloaded experts, so far; empty where all are on the device.
+  std::vector<TierCounters> counters() const;
 
  private:
   void add_window(const Window& window);
-  void allocate(const config::Config& config);
+  void allocate(const config::Config& config, const ForwardSizes& sizes);
   void load(const Options& options);
   void use(const Window& window);
   ConstTensorView forward(const data::Batch& batch, bool with_loss);

@@ -40,6 +40,21 @@ Shortage largest(const std::vector<Shortage>& all, const std::function<std::stri
   return std::nullopt;
 }
 
+void plan_on_all_ranks(Communicator& host,
+                       const std::function<void()>& plan,
+                       const std::function<std::string(int)>& who) {
+  Shortage mine;
+  try {
+    plan();
+  } catch (const MemoryShortage& e) {
+    mine = e;
+  }
+  std::vector<Shortage> all;
+  for (const std::string& text : host.all_gather_host(packed(mine)))
+    all.push_back(unpacked_shortage(text));
+  if (const Shortage most = largest(all, who)) throw *most;
+}
+
 std::string packed(const Shortage& shortage) {
   if (!shortage) return "";
   return std::to_string(static_cast<int>(shortage->where())) + " " +

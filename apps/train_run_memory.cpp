@@ -16,23 +16,14 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 }  // namespace
 
-// All ranks hear of the one that lacks most, so that one correction is enough.
 void TrainRun::plan_and_check_memory(Device device) {
-  Shortage mine;
-  try {
-    plan_memory_of_rank(device);
-  } catch (const MemoryShortage& e) {
-    mine = e;
-  }
-  std::vector<Shortage> all;
-  for (const std::string& text : host_.all_gather_host(packed(mine)))
-    all.push_back(unpacked_shortage(text));
   const auto who = [&](int rank) {
     const auto stages = static_cast<int>(config().parallel.pp);
     return stages == 1 ? fmt::format("rank {}", rank)
                        : fmt::format("rank {} (stage {})", rank, rank / (host_.size() / stages));
   };
-  if (const Shortage most = largest(all, who)) throw *most;
+  plan_on_all_ranks(
+      host_, [&] { plan_memory_of_rank(device); }, who);
 }
 
 // On a GPU, and where something is promised or refused by the plan.

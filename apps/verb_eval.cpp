@@ -51,7 +51,10 @@ void add_eval(CLI::App& app, Action& action) {
                         "a bar in its place, for one process on a terminal; none: nothing; auto: "
                         "bar where it works");
   verb->footer(
-      "Standard output holds the result and nothing else, once all is scored.\n\n"
+      "Standard output holds the result and nothing else, once all is scored.\n"
+      "With the run's experts.offload: full, experts that do not fit on the device wait in host "
+      "memory and in the file; memory.device_budget, memory.host_budget, memory.file_budget, "
+      "experts.device_cache and experts.policy say where, per rank.\n\n"
       "Example:\n  mpirun -np 2 moesaic eval runs/quickstart --data news=news.txt --choices "
       "quiz=quiz.jsonl\n");
   verb->callback([&action, a] { action = [a] { return eval::run_eval(*a); }; });

@@ -9,11 +9,12 @@
 
 #include <fmt/format.h>
 
+#include "apps/checkpoint_config.h"
 #include "apps/checkpoint_path.h"
 #include "apps/eval/inputs.h"
 #include "apps/eval/report.h"
 #include "apps/launch.h"
-#include "apps/saved_config.h"
+#include "apps/memory_shortages.h"
 #include "core/base/durable_file.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/manifest.h"
@@ -36,20 +37,6 @@ void require_details_or_nothing(const fs::path& path) {
     throw UsageError(fmt::format(
         "--details {}: is there and was not written by --details; name another file, or remove it",
         path.string()));
-}
-
-// f64 is a type of weights of its own; all others are saved alike.
-void require_same_types(const fs::path& checkpoint, const std::vector<ConfigChange>& changes) {
-  for (const ConfigChange& c : changes) {
-    if (c.key == "run.precision" && (c.before == "f64" || c.after == "f64"))
-      throw UsageError(fmt::format(
-          "run.precision: {} -> {}: {} holds weights in {}, and they are not converted; "
-          "leave the key out",
-          c.before,
-          c.after,
-          checkpoint.string(),
-          c.before == "f64" ? "f64" : "f32"));
-  }
 }
 
 /// One evaluation, from the point of view of one rank.
@@ -109,23 +96,25 @@ class Evaluation {
  private:
   bool is_root() const { return place_.world.rank() == 0; }
 
+  // Every rank has a model of its own, and plans it beside those of its machine.
   std::unique_ptr<LoadedModel> load(Device device, std::vector<LoadedModel::Window> windows) {
+    const LoadedModel::Options options{.checkpoint = checkpoint_,
+                                       .average = arguments_.average,
+                                       .device = device,
+                                       .windows = std::move(windows),
+                                       .rank = place_.world.rank(),
+                                       .ranks_here = place_.local_size};
+    ForwardPlan plan;
+    plan_on_all_ranks(
+        place_.world,
+        [&] { plan = LoadedModel::plan(config_, options); },
+        [](int rank) { return fmt::format("rank {}", rank); });
+    if (is_root()) std::cerr << text_of_tiers(plan.memory) << std::flush;
     const ShownProgress progress(progress_, "load");
-    try {
-      return std::make_unique<LoadedModel>(config_,
-                                           LoadedModel::Options{.checkpoint = checkpoint_,
-                                                                .average = arguments_.average,
-                                                                .device = device,
-                                                                .windows = std::move(windows)});
-    } catch (const CheckpointMisfit& e) {
-      std::string keys;
-      for (const ConfigChange& c : changes_) {
-        if (c.key.starts_with("model."))
-          keys += fmt::format("\n  {}: {} -> {}", c.key, c.before, c.after);
-      }
-      if (keys.empty()) throw;
-      throw UsageError(fmt::format("{}\nThese keys were changed:{}", e.what(), keys));
-    }
+    std::unique_ptr<LoadedModel> model;
+    load_with_changes(changes_,
+                      [&] { model = std::make_unique<LoadedModel>(config_, options, plan); });
+    return model;
   }
 
   void score(LoadedModel& model, const Inputs& inputs, const Phase& phase, EvalResult& result) {
@@ -161,23 +150,19 @@ class Evaluation {
 
 int run_eval(const EvalArguments& arguments) {
   fs::path checkpoint;
-  config::LoadedConfig loaded;
-  std::vector<ConfigChange> changes;
+  CheckpointConfig config;
   const int problem = run_before_mpi([&] {
     if (!arguments.details.empty() && arguments.choices.empty())
       throw UsageError("--details is about --choices, and there are none");
     checkpoint = find_checkpoint(arguments.run, arguments.step);
-    loaded = config::load_config_text(checkpoint_config(checkpoint),
-                                      (checkpoint / kManifestName).string() + " (config)",
-                                      arguments.overrides);
-    changes = changes_since(checkpoint_config(checkpoint), loaded);
-    require_same_types(checkpoint, changes);
+    config = load_checkpoint_config(checkpoint, arguments.overrides);
   });
   if (problem != 0) return problem;
   // MPI sets the variables of a launcher even for a process that has none.
   const ConsoleStyle style = console_style(arguments.console, this_terminal());
   return run_ranks({}, [&](const RankPlace& place) {
-    return Evaluation(arguments, checkpoint, loaded.config, changes, place, style).execute();
+    return Evaluation(arguments, checkpoint, config.loaded.config, config.changes, place, style)
+        .execute();
   });
 }
 

@@ -150,7 +150,8 @@ void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {
     "(none), optimizer states and masters (states), or these, weights and gradients (full). The "
     "values "
     "are the same; docs/memory.md says what it costs. memory.device_budget, memory.host_budget and "
-    "memory.file_budget say where what goes.")
+    "memory.file_budget say where what goes. eval and generate, which have weights alone, do "
+    "likewise with full, where these do not all fit on the device.")
       .example("full");
   f("policy",
     &S::policy,

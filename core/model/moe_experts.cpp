@@ -67,7 +67,7 @@ MoeLayer::ExpertVisit MoeLayer::expert_visit(Tape& tape) const {
   const RunContext& context = tape.context();
   ExpertVisit v{expert_rows(tape).get(), {}};
   v.visit.kind = tape.is_backward() ? tiers::VisitKind::backward : tiers::VisitKind::forward;
-  v.visit.outside = !context.training;
+  v.visit.outside = !context.training && !context.is_scheduled;
   v.visit.micro_batch = context.micro_batch_here;
   if (v.rows != nullptr) v.visit.rows = *v.rows;
   return v;

@@ -60,8 +60,8 @@ std::vector<std::uint8_t> spread(std::int64_t some, const std::vector<std::uint8
   return chosen;
 }
 
-std::string file_name(const BlockTier::Options& o) {
-  std::string name = o.group + "-" + o.kind;
+std::string file_name(const BlockTier::Options& o, const ExpertTierOptions& all) {
+  std::string name = all.file_prefix + o.group + "-" + o.kind;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
   return name;
@@ -94,7 +94,7 @@ BlockTier::BlockTier(Options options, const ExpertTierOptions& all, Device devic
   homes.on_device = spread(o.on_device, none);
   // Between those in host memory, so that the disk is at work during all of a pass and not in a burst at its end.
   homes.in_file = spread(o.in_file, homes.on_device);
-  homes.file.file = {.folder = all.folder, .rank = all.rank, .name = file_name(o)};
+  homes.file.file = {.folder = all.folder, .rank = all.rank, .name = file_name(o, all)};
   homes.file.verify_reads = all.verify_reads;
   homes.file.name = o.name_of_block;
   homes.io = all.io;
@@ -165,8 +165,11 @@ void BlockTier::with_home(tiers::Block block,
   const tiers::SectionRange range{section, 1};
   cache_->write_back(block);
   using Contents = HomeTiers::Contents;
-  const HomeTiers::Lease lease = homes_->lease(
-      block, range, access == MemberAccess::replace ? Contents::replaced : Contents::needed);
+  // A section without values is filled part by part.
+  const bool is_new = access == MemberAccess::replace ||
+                      (access == MemberAccess::change && !homes_->has_values(block, range));
+  const HomeTiers::Lease lease =
+      homes_->lease(block, range, is_new ? Contents::replaced : Contents::needed);
   const bool changes = access != MemberAccess::read;
   try {
     for (const Event& e : lease.pending)

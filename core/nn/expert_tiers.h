@@ -69,6 +69,8 @@ struct ExpertTierOptions {
       state_kinds;  ///< what the optimizer keeps beside masters: "m", "v"; "momentum"; "average"
   std::vector<TierGroupOptions> groups;  ///< as ParameterStore::tier_groups()
   std::filesystem::path folder;          ///< of the file tier
+  std::string
+      file_prefix;  ///< of its files' names, so that processes of other kinds can use the folder, too
   int rank = 0;
   bool verify_reads = true;
   tiers::IoKind io = tiers::IoKind::automatic;
@@ -169,7 +171,7 @@ class ExpertTiers {
                     const std::function<void(std::span<const MemberTensors>)>& work);
 
   /// A part of a member in host memory, [rows, cols] on the CPU, once all that was enqueued for it is done; waits. What is
-  /// changed or replaced becomes the value everywhere.
+  /// changed or replaced becomes the value everywhere. What never had a value may be filled by several changes of parts of it.
   void with_host(StorageId id,
                  std::int64_t member,
                  MemberPart part,

@@ -77,11 +77,12 @@ std::vector<TierGroup> ParameterStore::tier_groups(
     group->storages.push_back({static_cast<std::int32_t>(i)});
     group->own.push_back({s.own.begin / each, s.own.end / each});
     group->owned += (s.own.end - s.own.begin) / each;
-    group->trained = group->trained || is_trained(s);
+    group->trained = group->trained || (is_trained(s) && !weights_alone_);
   }
   for (TierGroup& g : groups) {
     const auto elements = static_cast<std::size_t>(g.rows * g.cols);
     g.weight_bytes = elements * byte_size(g.weight_dtype);
+    if (weights_alone_) continue;
     if (g.trained) g.gradient_bytes = elements * byte_size(precision_.grad);
     if (g.weight_dtype != precision_.master && precision_.split_masters)
       g.state_sections.emplace_back("remainder", elements * byte_size(DType::u16));

@@ -242,7 +242,7 @@ void ParameterStore::place_gradients() {
 
 // Beside the weight.
 std::size_t ParameterStore::extra_master_bytes(const Storage& storage) const {
-  if (storage.dtype == precision_.master || storage.tiered_state) return 0;
+  if (storage.dtype == precision_.master || storage.tiered_state || weights_alone_) return 0;
   return byte_size(precision_.split_masters ? DType::u16 : precision_.master) *
          static_cast<std::size_t>(storage.own.end - storage.own.begin);
 }
@@ -317,7 +317,7 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
                       .num_threads = num_threads,
                       .name = "initial values"});
   Backend& backend = owner.backend();
-  for (std::size_t i = 0; i < params_.size(); ++i) {
+  for (std::size_t i = 0; !weights_alone_ && i < params_.size(); ++i) {
     const ParamId id{static_cast<std::int32_t>(i)};
     if (has_tiered_state(storage_of(id))) continue;
     for (std::int64_t e = 0; e < members_here(id); ++e) {
@@ -333,7 +333,7 @@ void ParameterStore::initialize(std::uint64_t seed, int num_threads) {
       run(backend, values);
     }
   }
-  for (std::size_t i = 0; i < storages_.size(); ++i) {
+  for (std::size_t i = 0; !weights_alone_ && i < storages_.size(); ++i) {
     for (std::int64_t e = 0; storages_[i].tiered_state && e < storages_[i].members; ++e)
       initialize_member({static_cast<std::int32_t>(i)}, e, seed, backend);
   }

@@ -195,6 +195,10 @@ class ParameterStore {
 
   /// Before seal(). Without it, and where a gradient is not summed over ranks, every rank keeps all state of what it holds.
   void shard_state(StateSharding sharding);
+  /// Before seal(), for models that only run forward: what kernels read and no more. There are no masters beside weights, of
+  /// offloaded experts no states, and initialize() leaves parameters to whoever loads them.
+  void keep_weights_alone();
+  bool keeps_weights_alone() const noexcept { return weights_alone_; }
   /// Allocates. `ever_trained` (one flag per parameter; empty = all): a storage all of whose parameters are never trained has no gradient (a mixed
   /// one is an error that names them).
   void seal(Device device, std::span<const char> ever_trained = {});
@@ -437,7 +441,7 @@ class ParameterStore {
   std::vector<Bucket> buckets_;
   bool sealed_ = false, pretend_ = false;
   std::int64_t run_limit_ = 0;
-  bool offloads_weights_ = false;
+  bool offloads_weights_ = false, weights_alone_ = false;
   std::shared_ptr<const ExpertTierOptions> tier_options_;
   std::shared_ptr<ExpertTiers> tiers_;
 };

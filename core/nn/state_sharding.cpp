@@ -79,6 +79,11 @@ void ParameterStore::shard_state(StateSharding sharding) {
   sharding_ = std::move(sharding);
 }
 
+void ParameterStore::keep_weights_alone() {
+  MOESAIC_CHECK(!sealed_, "what is kept is said before seal()");
+  weights_alone_ = true;
+}
+
 void ParameterStore::deal_state() {
   for (Storage& s : storages_)
     s.own = {0, s.shape.numel()};
@@ -234,7 +239,8 @@ void ParameterStore::place_weights() {
 // `at`: bytes in the memory of the masters that are not weights.
 void ParameterStore::place_masters(Storage& s, std::size_t at) {
   const std::int64_t n = s.own.end - s.own.begin;
-  if (n == 0 || s.tiered_weights || (s.tiered_state && s.dtype != precision_.master)) return;
+  if (n == 0 || s.tiered_weights) return;
+  if (s.dtype != precision_.master && (s.tiered_state || weights_alone_)) return;
   const bool is_whole = n == s.shape.numel();
   const Shape shape = is_whole ? s.shape : Shape{n};
   if (s.dtype == precision_.master) {

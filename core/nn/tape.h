@@ -171,6 +171,8 @@ struct RunContext {
   std::int64_t micro_batch = 0;           ///< number in the global batch; for `choices`
   std::int32_t micro_batch_here = 0;      ///< among those of this rank; for MemberVisit
   offload::Offloader* offload = nullptr;  ///< told of every visit of a layer; null: nothing leaves
+  /// Without training: the schedule of offloaded experts (ExpertTiers::set_schedule()) is made of forwards like this one.
+  bool is_scheduled = false;
 };
 
 /// The activations of one layer for one micro-batch.

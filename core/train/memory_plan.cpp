@@ -204,10 +204,9 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});
   plan.parts.push_back({"gradients of expert replicas", ExpertCopier::memory_bytes(params)});
-  if (run.device.kind == Device::Kind::cuda) {
-    plan.runtime = kCudaRuntimeBytes;
+  plan.runtime = runtime_bytes(run.device);
+  if (run.device.kind == Device::Kind::cuda)
     plan.communication = device_communication_bytes(run.ranks);
-  }
   // A stage of a pipeline may hold no experts; its run offloads them all the same.
   plan.tiers = tiers;
   if (tiers && params.tiers() != nullptr) {
@@ -225,11 +224,12 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   return result;
 }
 
-// The least of what all parts together may take on the device, and who says so.
-struct DeviceLimit {
-  std::uint64_t bytes = 0;
-  std::string key;
-};
+}  // namespace
+
+std::size_t runtime_bytes(Device device) {
+  return device.kind == Device::Kind::cuda ? kCudaRuntimeBytes : 0;
+}
+
 std::optional<DeviceLimit> device_limit(const config::Config& config,
                                         const MemoryLimits& limits,
                                         std::size_t runtime) {
@@ -246,6 +246,8 @@ std::optional<DeviceLimit> device_limit(const config::Config& config,
     consider(*limits.device_free - std::min(*limits.device_free, kMargin) + runtime, "");
   return least;
 }
+
+namespace {
 
 MemoryPlan plan_with_tiers(const PlannedRank& run, const MemoryLimits& limits) {
   const ExpertTierOptions unfilled = expert_tier_options(run.config, run.rank);

@@ -49,6 +49,18 @@ struct MemoryLimits {
       false;  ///< experts get the slots that they must have and no more, whatever the limits
 };
 
+/// The least of what all parts together may take on the device, and which key says so; empty: the device itself does.
+struct DeviceLimit {
+  std::uint64_t bytes = 0;
+  std::string key;
+};
+/// Nothing where nothing is known. `runtime`: as MemoryPlan has it.
+std::optional<DeviceLimit> device_limit(const config::Config& config,
+                                        const MemoryLimits& limits,
+                                        std::size_t runtime);
+/// An estimate of the driver's context, the kernels of this program and the libraries' own memory; 0 on the CPU.
+std::size_t runtime_bytes(Device device);
+
 /// Plans a configuration that can be trained, for `rank` of `ranks` ranks in its layout. `documents`: of every source of
 /// batches. No device is touched.
 ///

@@ -188,12 +188,15 @@ std::string joined(const std::vector<std::string>& texts) {
       sizes.there(limits.device_budget.value_or(limits.device)));
   if (limits.device_budget)
     text += fmt::format(", and the rest of the run needs {}", sizes.needed(limits.device_rest));
-  text += limits.device_key.empty()
-              ? ". Use more GPUs (parallel.ep), or lower what the rest needs: "
-                "activations.recompute, train.micro_batch_size"
-              : fmt::format(". Raise {} to at least {}", key, sizes.needed(needed));
-  if (limits.device_budget && !limits.device_key.empty())
-    text += ", or lower what the rest needs: activations.recompute, train.micro_batch_size";
+  const std::string less =
+      fmt::format(" lower what the rest needs: {}, train.micro_batch_size",
+                  limits.is_forward_only ? "data.sequence_length" : "activations.recompute");
+  const bool is_free_memory = limits.device_key.empty();
+  if (!is_free_memory)
+    text += fmt::format(". Raise {} to at least {}", key, sizes.needed(needed));
+  else
+    text += limits.is_forward_only ? ". Free memory there" : ". Use more GPUs (parallel.ep)";
+  if (limits.device_budget || is_free_memory) text += ", or" + less;
   throw MemoryShortage(MemoryShortage::Where::device, needed, text);
 }
 

@@ -28,6 +28,7 @@ struct TierLimits {
   bool is_vertical = false;
   bool least_slots = false;        ///< no cache gets more slots than it must have
   bool keeps_any_weights = false;  ///< which weights stay on the device is not for a policy to say
+  bool is_forward_only = false;    ///< no training, for messages
 };
 
 /// Of a kind of tensors of a group: how many there are, where they live, and what that takes.

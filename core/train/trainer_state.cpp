@@ -13,6 +13,7 @@
 #include "core/train/optimizer_config.h"
 #include "core/train/store_ids.h"
 #include "core/train/trainer.h"
+#include "core/train/weights_alone.h"
 #include "kernels/ops/elementwise.h"
 
 namespace moesaic {
@@ -23,6 +24,10 @@ std::vector<StateTensor> weight_tensors(const ParameterStore& params) {
     const ParamId id{static_cast<std::int32_t>(i)};
     for (std::int64_t e = 0; e < params.members_here(id); ++e) {
       if (params.own_piece(id, e).is_empty()) continue;  // another rank's
+      if (params.keeps_weights_alone()) {
+        all.push_back(weight_to_load(params, id, e));
+        continue;
+      }
       if (params.has_tiered_state(params.storage_of(id))) {
         all.push_back(master_of_member(params, id, e));
         continue;

@@ -299,6 +299,19 @@ HomeTiers::Entry* HomeTiers::stage(Block block, bool may_wait) {
   return &e;
 }
 
+bool HomeTiers::has_values(Block block, SectionRange range) {
+  check(block, range);
+  Entry* const e = find(block);
+  const auto is_written = [&](int s) {
+    if (e != nullptr && e->section(s).state(0) != CopyState::absent) return true;
+    return lives_in_file(block) &&
+           file_->is_written(place_[static_cast<std::size_t>(block)], {s, 1});
+  };
+  for (int s = range.first; s < range.end(); ++s)
+    if (!is_written(s)) return false;
+  return true;
+}
+
 HomeTiers::Lease HomeTiers::lease(Block block, SectionRange range, Contents contents) {
   check(block, range);
   const bool in_file = lives_in_file(block);

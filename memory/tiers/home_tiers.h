@@ -63,6 +63,8 @@ class HomeTiers {
                SectionRange range,
                std::optional<SectionRange> changed,
                const std::optional<Event>& after = std::nullopt);
+  /// Whether the sections were ever given values, wherever these are.
+  bool has_values(Block block, SectionRange range);
   /// Starts reading sections from the file, unless they are there or on their way. False when there is no slot for them
   /// now. Never waits. What was read so stays until it is leased, others than prefetch() need its slot, or
   /// forget_prefetched().

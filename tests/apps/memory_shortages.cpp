@@ -46,5 +46,26 @@ TEST_CASE("memory shortages: they travel between ranks") {
   CHECK(std::string(back->what()) == lack.what());
 }
 
+TEST_CASE("memory shortages: all ranks throw the largest one of any of them") {
+  const auto rank = [](int i) { return "rank " + std::to_string(i); };
+  std::vector<std::string> heard(3);
+  run_local_ranks(3, [&](Communicator& world) {
+    const auto me = static_cast<std::size_t>(world.rank());
+    plan_on_all_ranks(
+        world, [] {}, rank);
+    try {
+      plan_on_all_ranks(
+          world,
+          [&] {
+            if (me > 0) throw MemoryShortage(Where::host, me, std::to_string(me) + " needed");
+          },
+          rank);
+    } catch (const MemoryShortage& e) {
+      heard[me] = e.what();
+    }
+  });
+  CHECK(heard == std::vector<std::string>(3, "rank 2: 2 needed"));
+}
+
 }  // namespace
 }  // namespace moesaic::apps

@@ -3,59 +3,20 @@
 #include "apps/eval/scorer.h"
 
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 
-#include <unistd.h>
-
 #include "core/base/error.h"
-#include "core/checkpoint/checkpoint.h"
-#include "core/data/document_bound.h"
-#include "core/data/open_data.h"
+#include "tests/eval/saved_run.h"
 #include "tests/support/catch.h"
-#include "tests/train/run.h"
 
 namespace moesaic::apps::eval {
 namespace {
 
+using test::Held;
+using test::load;
 using test::Run;
-
-// The checkpoint of a run of a few steps, and a file of questions, gone with this object.
-class Saved {
- public:
-  explicit Saved(const std::vector<std::string>& overrides, int steps = 2)
-      : run(test::hybrid_config(overrides)) {
-    std::filesystem::create_directories(folder_);
-    run.steps(steps);
-  }
-  ~Saved() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  std::filesystem::path save() {
-    const std::int64_t step = run.trainer->steps_done();
-    save_checkpoint(folder_,
-                    step,
-                    run.trainer->state(),
-                    run.trainer->values(),
-                    "",
-                    0,
-                    0,
-                    run.trainer->stream());
-    return list_checkpoints(folder_).back().path;
-  }
-  std::string questions(const std::string& text) const {
-    std::ofstream(folder_ / "quiz.jsonl") << text;
-    return (folder_ / "quiz.jsonl").string();
-  }
-  Run run;
-
- private:
-  std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() / ("moesaic_scorer_" + std::to_string(getpid()));
-};
+using test::same_bits;
+using test::Saved;
 
 const std::string kQuestions =
     R"({"context": "one two ", "choices": ["three ", "red green blue and then ", "t"], "answer": 0}
@@ -112,39 +73,10 @@ double brute_force(Run& run, const ChoiceText& text) {
   return sum;
 }
 
-std::unique_ptr<LoadedModel> load(const config::Config& config,
-                                  const std::filesystem::path& checkpoint,
-                                  std::vector<LoadedModel::Window> windows,
-                                  bool average = false) {
-  return std::make_unique<LoadedModel>(
-      config,
-      LoadedModel::Options{
-          .checkpoint = checkpoint, .average = average, .device = kCpu, .windows = windows});
-}
-
 LoadedModel::Window window_of(const PackedTexts& packed, std::int64_t longest) {
   return {.tokens = packed.batch_tokens(),
           .longest = std::min(longest, packed.batch_tokens()),
           .documents = packed.most_documents()};
-}
-
-// A data set's windows, and what batches of them look like.
-struct Held {
-  explicit Held(const config::Config& config)
-      : source(data::open_tokens(config.data.train, config)),
-        windows(source, config.data.sequence_length, std::numeric_limits<std::int64_t>::max()),
-        micro(config.train.micro_batch_size),
-        window{.tokens = micro * config.data.sequence_length,
-               .longest = config.data.sequence_length,
-               .documents = data::DocumentBound(*source).in(micro, config.data.sequence_length)} {}
-  std::shared_ptr<const data::TokenSource> source;
-  data::ValidationSet windows;
-  std::int64_t micro;
-  LoadedModel::Window window;
-};
-
-bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
 }  // namespace
@@ -179,7 +111,8 @@ TEST_CASE("choices: packed into batches they score as each does alone") {
 TEST_CASE("a data set's loss is that of the trainer, bit for bit") {
   const std::vector<std::vector<std::string>> configs{
       {"run.precision=f32", "train.micro_batch_size=2"},
-      {"run.precision=bf16", "optimizer.master=split"}};
+      {"run.precision=bf16", "optimizer.master=split"},
+      {"run.precision=bf16", "optimizer.master=f32"}};
   for (const auto& overrides : configs) {
     INFO(overrides[1]);
     Saved saved(overrides);

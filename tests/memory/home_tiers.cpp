@@ -66,6 +66,23 @@ TEST_CASE("homes: leases, staging and the file keep every value") {
   }
 }
 
+TEST_CASE("homes: which sections ever had values, in host memory and in the file") {
+  const TemporaryFolder folder("homes");
+  HomeTiers homes(layout(), home_options(folder.path(), 6, 2, 2));
+  for (tiers::Block b = 0; b < 6; ++b) {
+    CHECK_FALSE(homes.has_values(b, {0, 1}));
+    homes.lease(b, {1, 1}, HomeTiers::Contents::replaced);
+    homes.release(b, {1, 1}, SectionRange{1, 1});
+  }
+  // By then others have the staging slots of the first ones.
+  for (tiers::Block b = 0; b < 6; ++b) {
+    INFO(b);
+    CHECK(homes.has_values(b, {1, 1}));
+    CHECK_FALSE(homes.has_values(b, {0, 1}));
+    CHECK_FALSE(homes.has_values(b, {1, 2}));
+  }
+}
+
 TEST_CASE(
     "homes: what several leases changed while their work was under way all reaches the file") {
   const TemporaryFolder folder("homes_leases");

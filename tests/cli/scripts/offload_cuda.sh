@@ -32,6 +32,17 @@ for types in run.precision=f32 run.precision=bf16 "run.precision=bf16 optimizer.
   train all $types experts.offload=full experts.device_cache=200KiB $host $waits
   for name in states full file vertical all; do same "$name"; done
   grep -q '^offload    full, policy sched | room on the device for [1-9]' all.log || fail "nothing was offloaded: $(cat all.log)"
+  # With weights alone: the run's own loss, and what a model prints that has all of them on the device.
+  "$moesaic" eval file --json experts.offload=none > whole.json 2> eval.log || fail "eval: $(cat eval.log)"
+  "$moesaic" generate file --prompt the --max-new-tokens 8 experts.offload=none > whole.text 2> eval.log || fail "generate: $(cat eval.log)"
+  for policy in sched random; do
+    small="experts.policy=$policy experts.device_cache=60KiB memory.host_budget=64KiB"
+    "$moesaic" eval file --json $small > part.json 2> eval.log || fail "eval: $(cat eval.log)"
+    cmp whole.json part.json || fail "eval with offloaded experts: $(cat whole.json part.json)"
+    grep -q "^  experts' gate_up weights .* .iB .* .iB" eval.log || fail "nothing was offloaded: $(cat eval.log)"
+    "$moesaic" generate file --prompt the --max-new-tokens 8 $small > part.text 2> eval.log || fail "generate: $(cat eval.log)"
+    cmp whole.text part.text || fail "generate with offloaded experts: $(cat whole.text part.text)"
+  done
 done
 # Experts without tokens, whose updates wait for their next use.
 few="data.sequence_length=16 train.global_batch_size=1 model.num_experts=32"
