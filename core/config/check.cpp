@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/config/check_offload.h"
+#include "core/config/check_pieces.h"
 
 namespace moesaic::config {
 namespace {
@@ -38,6 +39,7 @@ class Checker {
     dispatch();
     activations();
     add_offload_findings(config_, findings_);
+    add_piece_findings(config_, findings_);
     return std::move(findings_);
   }
 

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/memory_shortage.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/optimizer_config.h"
 #include "memory/tiers/device_cache.h"
 #include "memory/tiers/scratch_file.h"
@@ -441,7 +442,7 @@ TierLimits tier_limits(const config::Config& config) {
   return {.device = limit(config.experts.device_cache, TierLimits::kNoLimit),
           .host = limit(config.memory.host_budget, TierLimits::kNoLimit),
           .file = limit(config.memory.file_budget, 0),
-          .is_vertical = config.parallel.order == config::LayerOrder::vertical,
+          .is_vertical = goes_by_layers(config),
           .keeps_any_weights = config.experts.policy == config::ExpertPolicy::fixed};
 }
 
@@ -471,7 +472,7 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
 
 TierLinkBytes link_bytes(std::span<const TierPart> parts,
                          std::int64_t micro_batches,
-                         bool is_vertical) {
+                         std::int64_t rounds) {
   TierLinkBytes sum;
   for (const TierPart& p : parts) {
     const auto all = static_cast<double>(p.bytes());
@@ -479,8 +480,7 @@ TierLinkBytes link_bytes(std::span<const TierPart> parts,
     const double homeless =
         p.blocks == 0 ? 0 : static_cast<double>(p.on_device) / static_cast<double>(p.blocks);
     // A cache that holds a layer meets it once for all micro-batches that follow each other.
-    const double visits =
-        is_vertical && p.slots >= p.members ? 1 : static_cast<double>(micro_batches);
+    const auto visits = static_cast<double>(p.slots >= p.members ? rounds : micro_batches);
     switch (p.kind) {
       case Kind::weights:
         sum.up += (2 * visits + 1) * missed;

@@ -302,11 +302,11 @@ TEST_CASE("tier plan: bytes over the link") {
   constexpr double kElements = 96 * 4096;
   const double missed = 1 - 3.0 / 96;
   // Two micro-batches: weights for forward and backward of both and the update.
-  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, false);
+  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, 2);
   CHECK(bytes.up == Approx(kElements * missed * (5 * 2 + 3 * 4 + 10)));
   CHECK(bytes.down == Approx(kElements * (2 + missed * (2 * 4 + 10))));
   // All of it on the device.
-  bytes = link_bytes(fill(groups, {}), 2, false);
+  bytes = link_bytes(fill(groups, {}), 2, 2);
   CHECK(bytes.up == 0);
   CHECK(bytes.down == 0);
   // A layer at a time, whatever the number of micro-batches.
@@ -314,8 +314,8 @@ TEST_CASE("tier plan: bytes over the link") {
   limits.is_vertical = true;
   const auto parts = fill(groups, limits);
   REQUIRE(slots(parts, Kind::weights, "down") >= 22);
-  CHECK(link_bytes(parts, 1, true).up == link_bytes(parts, 8, true).up);
-  CHECK(link_bytes(parts, 8, true).up < link_bytes(parts, 8, false).up / 2);
+  CHECK(link_bytes(parts, 1, 1).up == link_bytes(parts, 8, 1).up);
+  CHECK(link_bytes(parts, 8, 1).up < link_bytes(parts, 8, 8).up / 2);
 }
 
 TEST_CASE("tier plan: states alone have no caches of weights and gradients") {
