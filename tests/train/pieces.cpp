@@ -5,7 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "core/config/check.h"
+#include "core/config/load.h"
+#include "core/data/document_bound.h"
+#include "core/nn/choices.h"
 #include "core/train/memory_plan.h"
 #include "tests/support/catch.h"
 #include "tests/train/run.h"
@@ -239,6 +241,32 @@ TEST_CASE("train: pieces over phases with other lengths") {
   }
 }
 
+namespace {
+// Where in which micro-batch each layer chose.
+class Places final : public ChoiceObserver {
+ public:
+  ConstTensorView replace(const Choice& choice, Stream&) override {
+    seen[choice.layer].emplace_back(choice.micro_batch, choice.first_token);
+    return {};
+  }
+  std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> seen;
+};
+}  // namespace
+
+TEST_CASE("train: an observer of choices sees every piece once, where it lies in its micro-batch") {
+  Places places;  // outlives the run
+  Run run(
+      hybrid_config(with_pieces({"activations.recompute=full", "train.global_batch_size=2"}, 16)));
+  run.trainer->set_choices(&places);
+  run.step();
+  CHECK(places.seen.size() == 4);  // two mixtures, that of the MTP module, the indexer
+  for (const auto& [layer, seen] : places.seen) {
+    INFO(layer);
+    CHECK(seen == std::vector<std::pair<std::int64_t, std::int64_t>>{
+                      {0, 0}, {0, 16}, {0, 32}, {0, 48}, {1, 0}, {1, 16}, {1, 32}, {1, 48}});
+  }
+}
+
 TEST_CASE("train: pieces take less memory, as planned") {
   const Overrides base{"run.precision=bf16",
                        "train.global_batch_size=1",
@@ -283,6 +311,29 @@ TEST_CASE("train: pieces take less memory, as planned") {
     CHECK(bytes_of(planned.parts, "key gradients of pieces") == memory.piece_sums);
     run.step();
   }
+}
+
+TEST_CASE(
+    "train: a sequence of a million tokens fits on one GPU of 139 GiB with 128 GiB of host "
+    "memory") {
+  const config::Config config =
+      config::load_config(std::string(MOESAIC_SOURCE_DIR) + "/configs/bench/hybrid_5b_million.yaml",
+                          {"run.device=cpu", "run.precision=bf16"})
+          .config;
+  const data::DocumentBound documents(config.data.sequence_length);
+  const auto plan = [&](const config::Config& c) {
+    return plan_memory(c, kCpu, kBf16, {&documents, 1}, 1, 0, {.least_caches = true});
+  };
+  constexpr std::size_t kGiB = std::size_t{1} << 30;
+  const MemoryPlan pieces = plan(config);
+  std::size_t host = 0;
+  for (const MemoryUse& use : pieces.host)
+    host += use.bytes;
+  CHECK(pieces.total() < 110 * kGiB);  // beside the context and what kernels of a GPU take more
+  CHECK(host < 100 * kGiB);
+  config::Config at_once = config;
+  at_once.activations.piece_tokens = 0;
+  CHECK(plan(at_once).total() > 300 * kGiB);
 }
 
 }  // namespace moesaic::test
