@@ -139,8 +139,8 @@ void check_patterns(const config::Config& config, const ParameterStore& params, 
                            params.position(),
                            static_cast<int>(config.comm.ranks_per_node.value_or(0)),
                            nullptr);
-  const Bounds bounds =
-      groups.bounds(phase.micro_batch_tokens(), phase.sequence_length, exchange.get());
+  Bounds bounds = groups.bounds(phase.piece_tokens(), phase.sequence_length, exchange.get());
+  bounds.pieces = phase.pieces;
   refuse("nothing was started:", recompute_findings(model, config.activations, bounds));
   refuse("this pipeline cannot be made:", pipeline_findings(config));
 }

@@ -129,20 +129,16 @@ void LoadedModel::use(const Window& window) {
 }
 
 RunContext LoadedModel::context(const Sequence& sequence) {
-  return {backend_->backend(),
-          *assembly_.params,
-          *transient_,
-          none_,
-          sequence,
-          {},
-          losses_.view({kNumLosses}, precision().stats),
-          false,
-          {},
-          nullptr,
-          0,
-          0,
-          nullptr,
-          true};
+  return {.backend = backend_->backend(),
+          .params = *assembly_.params,
+          .transient = *transient_,
+          .weight_gradients = none_,
+          .sequence = sequence,
+          .step_scalars = {},
+          .losses = losses_.view({kNumLosses}, precision().stats),
+          .training = false,
+          .gradients_final = {},
+          .is_scheduled = true};
 }
 
 // Enqueues; returns the normalised hidden states [T, d].

@@ -68,10 +68,12 @@ OffloadTraffic offload_traffic(const config::Config& config,
   const std::int64_t data_parallel =
       memory.ranks / (config.parallel.tp * config.parallel.pp * config.parallel.cp);
   const Phase phase = make_phases(config).front();
+  const std::int64_t micro_batches =
+      std::max<std::int64_t>(1, phase.micro_batches(static_cast<int>(data_parallel)));
   traffic.bytes =
       link_bytes(memory.tier_parts,
-                 std::max<std::int64_t>(1, phase.micro_batches(static_cast<int>(data_parallel))),
-                 config.parallel.order == config::LayerOrder::vertical);
+                 micro_batches * phase.pieces,
+                 config.parallel.order == config::LayerOrder::vertical ? 1 : micro_batches);
   traffic.seconds = std::max(traffic.bytes.up, traffic.bytes.down) / kLinkBytesPerSecond;
   traffic.tokens = traffic.seconds * kProductsPerSecond * memory.ranks /
                    static_cast<double>(std::max<std::int64_t>(1, model.training_flops));

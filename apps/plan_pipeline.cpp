@@ -104,6 +104,15 @@ std::string phases(const PipelinePlan& plan) {
 
 std::string title(const pipeline::Schedule& schedule) {
   const Sizes& s = schedule.sizes;
+  if (schedule.kind == pipeline::Kind::vertical && s.pieces > 1)
+    return fmt::format(
+        "Layer by layer: {} chunks, each over {} pieces (counted as micro-batches here) before the "
+        "next; {} micro-batch{} of {} pieces in a step",
+        s.chunks,
+        s.in_a_group(),
+        s.micro_batches / s.pieces,
+        s.micro_batches == s.pieces ? "" : "es",
+        s.pieces);
   if (schedule.kind == pipeline::Kind::vertical)
     return fmt::format("Vertical order: {} chunks, each over all {} micro-batches of a step",
                        s.chunks,

@@ -66,7 +66,7 @@ void TrainRun::check_budget() const {
       fmt::format("memory.device_budget is {} bytes, and this run needs {} of device "
                   "memory:\n{}Raise it, or use "
                   "a smaller train.micro_batch_size or data.sequence_length, "
-                  "activations.recompute=[full], more "
+                  "activations.recompute=[full], activations.piece_tokens, more "
                   "ranks, or experts.offload.",
                   *budget,
                   memory_plan_->total(),
@@ -84,8 +84,8 @@ void TrainRun::check_memory() const {
       fmt::format(
           "this run needs {:.1f} GiB on {} ({}), which has {:.1f} of {:.1f} GiB free:\n{}Use more "
           "GPUs, "
-          "a smaller train.micro_batch_size or data.sequence_length, or "
-          "activations.recompute=[full].",
+          "a smaller train.micro_batch_size or data.sequence_length, "
+          "activations.recompute=[full], or activations.piece_tokens.",
           static_cast<double>(memory_plan_->total()) / kGiB,
           to_string(memory_plan_->device),
           cuda::device_name(memory_plan_->device),

@@ -1,5 +1,6 @@
 #include "core/config/check.h"
 
+#include "core/config/check_pieces.h"
 #include "core/config/check_topics.h"
 
 namespace moesaic::config {
@@ -17,6 +18,7 @@ std::vector<Finding> findings(const Config& config) {
   add_training_findings(config, all);
   add_layout_findings(config, all);
   add_offload_findings(config, all);
+  add_piece_findings(config, all);
   return all;
 }
 

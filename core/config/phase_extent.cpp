@@ -1,5 +1,6 @@
 #include "core/config/phase_extent.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -214,6 +215,15 @@ class Derivation {
 
 std::vector<Finding> derive_steps(Config& config, std::set<std::string>& derived) {
   return Derivation(config, derived).run();
+}
+
+std::int64_t pieces_of_micro_batch(const Config& config, std::int64_t tokens) {
+  const std::int64_t most = config.activations.piece_tokens,
+                     ranks = std::max<std::int64_t>(1, config.parallel.tp);
+  if (most <= 0 || tokens <= most) return 1;
+  for (std::int64_t pieces = (tokens + most - 1) / most; tokens / pieces * 2 >= most; ++pieces)
+    if (tokens % (pieces * ranks) == 0) return pieces;
+  return 0;
 }
 
 std::vector<PhaseExtent> phase_extents(const Config& config) {

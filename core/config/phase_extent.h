@@ -25,6 +25,10 @@ struct PhaseExtent {
 /// The phases of a configuration that passed its checks; one for the whole run when it names none.
 std::vector<PhaseExtent> phase_extents(const Config& config);
 
+/// How many pieces layers work off the `tokens` tokens of a micro-batch in (activations.piece_tokens): the fewest equal ones
+/// of at most so many tokens that divide among the ranks along tp; 0 = none of at least half as many.
+std::int64_t pieces_of_micro_batch(const Config& config, std::int64_t tokens);
+
 /// Computes what a configuration leaves to its token counts, and writes it where everybody reads it:
 ///   train.global_batch_size      = train.global_batch_tokens / data.sequence_length
 ///   train.phases[i].until        = the first step after which until_tokens tokens have been seen, or the end of the run

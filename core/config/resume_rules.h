@@ -122,6 +122,7 @@ inline constexpr ResumeRule kResumeRules[] = {
     {"activations.recompute", OnResume::free, ""},
     {"activations.residual_offload", OnResume::free, ""},
     {"activations.offload", OnResume::free, ""},
+    {"activations.piece_tokens", OnResume::logged, kOrder},
     {"experts.offload", OnResume::free, ""},
     {"experts.policy", OnResume::free, ""},
     {"experts.update", OnResume::free, ""},

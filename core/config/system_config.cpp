@@ -140,6 +140,14 @@ void ActivationsConfig::describe(Fields<ActivationsConfig>& f) {
       .one_or_list()
       .default_is("[] (none)")
       .example("[\"mlp_block.normed\", \"attn.*\"]");
+  f("piece_tokens",
+    &S::piece_tokens,
+    "Layers work off a micro-batch in equal pieces of at most so many tokens, one after the other, "
+    "each layer all of them before the next: what a layer needs in between is that of a piece. "
+    "The model that is trained is the same; sums are formed in another order. Of use with "
+    "sequences that do not fit otherwise; 0 = whole.")
+      .at_least(0)
+      .example("32768");
 }
 
 void ExpertsConfig::describe(Fields<ExpertsConfig>& f) {

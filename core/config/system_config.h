@@ -49,6 +49,7 @@ struct ActivationsConfig {
   std::vector<std::string> recompute;
   bool residual_offload = false;
   std::vector<std::string> offload;  ///< name patterns of what else waits in host memory
+  std::int64_t piece_tokens = 0;     ///< most tokens that a layer works off at once; 0 = all
   static void describe(Fields<ActivationsConfig>& f);
 };
 

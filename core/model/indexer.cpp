@@ -40,8 +40,37 @@ void Indexer::rotate(Tape& tape, TensorView x, bool inverse) const {
                 .inverse = inverse});
 }
 
+std::int64_t visible_keys(const Tape& tape, std::int64_t pieces, std::int64_t bound) {
+  return pieces > 1 ? bound / pieces * (tape.sequence().links.rank + 1) : bound;
+}
+
+TensorView add_piece_gradient(Tape& tape, TensorView sums, ConstTensorView all, const char* tag) {
+  const std::int64_t end = all.dim(0), own = tape.sequence().num_tokens();
+  const TensorView seen = sums.rows(0, end);
+  if (end == sums.dim(0)) {
+    tape.run(Cast{.y = seen, .x = all});
+  } else {
+    tape.run(Accumulate{.y = seen, .x = all});
+  }
+  const TensorView result = tape.temp({own, all.dim(1)}, all.dtype(), tag);
+  tape.run(Cast{.y = result, .x = seen.rows(end - own, end)});
+  return result;
+}
+
+std::size_t Indexer::piece_sum_bytes() const {
+  return pieces_ > 1
+             ? static_cast<std::size_t>(keys_ * options_.head_dim) * byte_size(precision_.grad)
+             : 0;
+}
+
 // From the gradient of the keys that this rank's queries saw to that of its own keys, by all queries.
-TensorView Indexer::own_key_gradient(Tape& tape, TensorView all) const {
+TensorView Indexer::own_key_gradient(Tape& tape, TensorView all, TensorView sums) const {
+  if (pieces_ > 1)
+    return add_piece_gradient(
+        tape,
+        {sums.data(), precision_.grad, {keys_, options_.head_dim}, sums.device()},
+        all.rows(0, keys_of(tape)),
+        "d indexer.k, own");
   if (context_ == nullptr) return all;
   if (keys_ < all.dim(0)) tape.run(Fill{.y = all.rows(keys_, all.dim(0)), .value = 0});
   const TensorView own =
@@ -57,6 +86,7 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
   x_ = x;
   qa_ = qa.valid() ? qa : x;
   context_ = bounds.context;
+  pieces_ = bounds.pieces;
   keys_ = bounds.key_tokens();
   q_ = tape.activation("indexer.q", {t, h, n}, compute);
   k_raw_ = tape.activation("indexer.k_raw", {t, n}, compute);
@@ -98,6 +128,14 @@ void Indexer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId qa) {
       context_->gather(p.out(all_k_), p.in(k_), p.stream());
     });
   }
+  if (pieces_ > 1) {
+    tape.always_save(k_);
+    all_k_ = tape.activation("indexer.all_k", {keys_, n}, compute);
+    tape.never_save(all_k_);
+    tape.step("indexer.all_k", {k_}, {all_k_}, [this](Tape& p) {
+      p.gather_pieces(p.out(all_k_), k_, p.sequence().links.rank + 1);
+    });
+  }
   tape.step(
       "indexer.w", {x_}, {w_}, [this](Tape& p) { linear(p, p.out(w_), p.in(x_), weights_proj_); });
   tape.step(
@@ -114,7 +152,7 @@ void Indexer::select(Tape& tape) const {
   IndexerSelect op{.selected = selected,
                    .scores = scores_,
                    .qi = q,
-                   .ki = k.rows(0, keys_),
+                   .ki = k.rows(0, keys_of(tape)),
                    .w = w,
                    .cu_seqlens = tape.sequence().key_documents(),
                    .given = given_};
@@ -125,7 +163,8 @@ void Indexer::select(Tape& tape) const {
   } else {
     select_shared(tape, q, k, w, selected);
   }
-  const std::int64_t first = context_ != nullptr ? context_->rank() * q.dim(0) : 0;
+  const std::int64_t first =
+      context_ != nullptr || pieces_ > 1 ? tape.sequence().links.rank * q.dim(0) : 0;
   op.given = tape.replaced_choice(prefix_, first, slices_ != nullptr, selected);
   op.scores = {};
   if (!op.given.empty()) tape.run(op);
@@ -159,7 +198,7 @@ void Indexer::select_shared(Tape& tape,
   if (away < tokens)
     tape.run(IndexerSelect{.selected = selected.rows(away, tokens),
                            .qi = q.rows(away, tokens),
-                           .ki = k.rows(0, keys_),
+                           .ki = k.rows(0, keys_of(tape)),
                            .w = w.rows(away, tokens),
                            .cu_seqlens = tape.sequence().key_documents(),
                            .query_begin = own.begin,
@@ -191,9 +230,10 @@ RowRange Indexer::own_queries(std::int64_t tokens) const {
   return {slices_->rank() * run, (slices_->rank() + 1) * run};
 }
 
-void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
+void Indexer::backward(Tape& tape, const Attention& attention, bool sparse, TensorView sums) {
   const ConstTensorView q = tape.in(q_), all_k = tape.in(all_k_), w = tape.in(w_);
   const RowRange rows = own_queries(q.dim(0));
+  const std::int64_t keys = keys_of(tape);
   bool trained = false;
   for (const StorageId id : {wq_b_, wk_, k_norm_weight_, k_norm_bias_, weights_proj_})
     trained = trained || !tape.grad(id).empty();
@@ -204,10 +244,10 @@ void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
   const TensorView dw = trained ? tape.temp(w.shape(), compute, "d indexer.w") : TensorView();
   tape.run(IndexerLoss{.kl = loss_slot(tape.context().losses, Loss::indexer_kl),
                        .dqi = dq,
-                       .dki = trained ? all_dk.rows(0, keys_) : TensorView(),
+                       .dki = trained ? all_dk.rows(0, keys) : TensorView(),
                        .dw = dw,
                        .qi = q,
-                       .ki = all_k.rows(0, keys_),
+                       .ki = all_k.rows(0, keys),
                        .w = w,
                        .q = attention.q,
                        .kvb = attention.kvb,
@@ -231,7 +271,7 @@ void Indexer::backward(Tape& tape, const Attention& attention, bool sparse) {
                   wq_b_,
                   false);
   linear_backward(tape, {}, own(dw), own(tape.in(x_)), weights_proj_, false);
-  const TensorView dk = own_key_gradient(tape, all_dk);
+  const TensorView dk = own_key_gradient(tape, all_dk, sums);
   rotate(tape, dk.reshaped({dk.dim(0), 1, dk.dim(1)}), true);
   {
     const WeightLease weight = tape.weight(k_norm_weight_);

@@ -70,6 +70,7 @@ KdaAttention::KdaAttention(ParameterStore& params,
 void KdaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   x_ = x;
   context_ = bounds.context;
+  in_pieces_ = bounds.pieces > 1;
   declare_projections(tape, bounds.tokens);
   declare_core(tape, bounds.tokens);
   declare_output(tape, bounds.tokens, y);
@@ -90,6 +91,7 @@ void KdaAttention::declare_projections(TapeSpec& tape, std::int64_t tokens) {
     });
   }
   declare_halo(tape, p);
+  declare_tail(tape, p);
   for (int i = 0; i < 3; ++i) {
     const Stream3& s = qkv_[i];
     std::vector<ActId> reads{s.raw};
@@ -158,17 +160,27 @@ void KdaAttention::declare_core(TapeSpec& tape, std::int64_t tokens) {
     reads.push_back(state_in_);
   }
   o_ = tape.activation("attn.o", heads, compute);
-  tape.step("attn.core", reads, {o_}, [this](Tape& t) {
-    t.run(KdaChunkForward{.o = t.out(o_),
-                          .s_final = final_states_,
-                          .q = t.in(q_),
-                          .k = t.in(k_),
-                          .v = t.in(qkv_[2].out).reshaped(t.in(q_).shape()),
-                          .g = t.in(g_decay_),
-                          .beta = t.in(beta_),
-                          .s0 = entering_state(t),
-                          .cu_seqlens = t.sequence().cu,
-                          .chunk_size = static_cast<int>(options_.chunk_size)});
+  std::vector<ActId> writes{o_};
+  state_out_ = ActId();
+  if (in_pieces_) {
+    state_out_ = tape.activation(
+        "attn.state_out", {1, options_.heads, options_.head_dim, options_.head_dim}, stats);
+    tape.always_save(state_out_);
+    writes.push_back(state_out_);
+  }
+  tape.step("attn.core", reads, writes, [this](Tape& t) {
+    const bool is_continued = in_pieces_ && t.sequence().links.continued();
+    t.run(KdaChunkForward{
+        .o = t.out(o_),
+        .s_final = is_continued && t.is_wanted(state_out_) ? t.out(state_out_) : final_states_,
+        .q = t.in(q_),
+        .k = t.in(k_),
+        .v = t.in(qkv_[2].out).reshaped(t.in(q_).shape()),
+        .g = t.in(g_decay_),
+        .beta = t.in(beta_),
+        .s0 = entering_state(t),
+        .cu_seqlens = t.sequence().cu,
+        .chunk_size = static_cast<int>(options_.chunk_size)});
   });
 }
 
@@ -251,13 +263,16 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
     view = tape.temp(heads, compute, "d attn.qkv");
   const TensorView dg = tape.temp(heads, stats, "d attn.g");
   const TensorView dbeta = tape.temp({tokens, options_.heads}, stats, "d attn.beta");
-  const ConstTensorView ds_final =
-      context_ != nullptr ? leaving_gradient(tape, d_o) : dfinal_states_;
+  const bool returns = returns_gradients(tape);
+  const ConstTensorView ds_final = leaving_gradient(tape, d_o);
+  const TensorView ds0 =
+      returns ? tape.temp(tape.own(state_out_).shape(), stats, "d attn.state_in") : TensorView();
   tape.run(KdaChunkBackward{.dq = d[0],
                             .dk = d[1],
                             .dv = d[2],
                             .dg = dg,
                             .dbeta = dbeta,
+                            .ds0 = ds0,
                             .d_o = d_o,
                             .ds_final = ds_final,
                             .q = tape.in(q_),
@@ -268,6 +283,7 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
                             .s0 = entering_state(tape),
                             .cu_seqlens = tape.sequence().cu,
                             .chunk_size = static_cast<int>(options_.chunk_size)});
+  if (returns) copy_tensor(tape.of_piece_before(state_out_), ds0, tape.stream());
   const TensorView dz = tape.temp(heads, compute, "d attn.z");
   const TensorView dbeta_logit = tape.temp({tokens, options_.heads}, compute, "d attn.beta_logit");
   {
@@ -297,8 +313,9 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
   const TensorView dinner = tape.temp(inner.shape(), compute, "d attn.f_inner");
   linear_backward(tape, dinner, dz.reshaped(flat), inner, f_b_, false);
   linear_backward(tape, dx, dinner, x, f_a_, true);
+  const bool has_rows_before = halo_.valid() || (returns && tail_.valid());
   const TensorView dhalo =
-      halo_.valid() ? tape.temp(tape.in(halo_).shape(), compute, "d attn.halo") : TensorView();
+      has_rows_before ? tape.temp(rows_before_shape(), compute, "d attn.halo") : TensorView();
   for (int i = 0; i < 3; ++i) {
     const TensorView draw = d[i].reshaped(flat);
     const WeightLease w = tape.weight(qkv_[i].conv);
@@ -306,14 +323,14 @@ void KdaAttention::backward_core(Tape& tape, ConstTensorView d_o, TensorView dx)
     const TensorView dw = tape.grad(qkv_[i].conv);
     tape.run(ShortConvBackward{.dx = draw,
                                .dw = dw.empty() ? dw : dw.reshaped(taps),
-                               .dhistory = halo_.valid() ? dhalo.rows(i, i + 1) : TensorView(),
+                               .dhistory = has_rows_before ? dhalo.rows(i, i + 1) : TensorView(),
                                .dy = draw,
                                .x = tape.in(qkv_[i].raw),
                                .w = w.view().reshaped(taps),
                                .history = history(tape, i),
                                .cu_seqlens = tape.sequence().cu});
   }
-  if (halo_.valid()) return_halo(tape, dhalo, d);
+  if (halo_.valid() || tail_.valid()) return_halo(tape, dhalo, d);
   for (int i = 0; i < 3; ++i)
     linear_backward(tape, dx, d[i].reshaped(flat), x, qkv_[i].proj, true);
 }

@@ -12,7 +12,8 @@ namespace moesaic {
 ///
 /// The heads are split over Axis::tp; what all heads share (A_log, o_norm, inner gate projections) is on every rank. Where a
 /// sequence is cut along Axis::cp (Bounds::context), the convolutions get their first rows from the rank before and the
-/// recurrence its first state from the affine maps of the pieces before (SPEC 1.8).
+/// recurrence its first state from the affine maps of the pieces before (SPEC 1.8). Of pieces one after the other
+/// (Bounds::pieces) each finds both in the tape of the one before, and leaves their gradients there in backward.
 class KdaAttention : public Module {
  public:
   KdaAttention(ParameterStore& params, const std::string& prefix, const KdaOptions& options);
@@ -28,13 +29,20 @@ class KdaAttention : public Module {
 
  private:
   void declare_projections(TapeSpec& tape, std::int64_t tokens);
-  // Along Axis::cp, in kda_context.cpp.
+  // Along Axis::cp, or of pieces one after the other, in kda_context.cpp.
   void declare_halo(TapeSpec& tape, std::int64_t channels);
+  void declare_tail(TapeSpec& tape, std::int64_t channels);
+  void fill_tail(Tape& tape, TensorView tail) const;
   void declare_states(TapeSpec& tape);
   ConstTensorView history(Tape& tape, int i) const;
   ConstTensorView entering_state(Tape& tape) const;
   ConstTensorView leaving_gradient(Tape& tape, ConstTensorView d_o);
+  /// Whether backward finds gradients of the first state and of the rows before the piece.
+  bool returns_gradients(const Tape& tape) const {
+    return in_pieces_ && tape.sequence().links.continues();
+  }
   void return_halo(Tape& tape, ConstTensorView dhalo, const TensorView (&draw)[3]) const;
+  void add_to_tail(Tape& tape, ConstTensorView from_next, const TensorView (&draw)[3]) const;
   void declare_core(TapeSpec& tape, std::int64_t tokens);
   void declare_output(TapeSpec& tape, std::int64_t tokens, ActId y);
   TensorView backward_output(Tape& tape, ConstTensorView dy, TensorView dx);
@@ -44,6 +52,9 @@ class KdaAttention : public Module {
   View own_heads(View a_log) const {
     if (a_log.empty()) return a_log;
     return a_log.reshaped({a_log.numel()}).rows(first_head_, first_head_ + options_.heads);
+  }
+  Shape rows_before_shape() const {
+    return {3, options_.conv_kernel - 1, options_.heads * options_.head_dim};
   }
   Shape heads3(std::int64_t tokens) const { return {tokens, options_.heads, options_.head_dim}; }
 
@@ -62,6 +73,8 @@ class KdaAttention : public Module {
   const TokenSlices* context_ = nullptr;  // of the micro-batches declared last
   ActId halo_;                            // [3, taps - 1, channels]
   ActId state_m_, state_e_, state_in_;
+  bool in_pieces_ = false;  // one after the other
+  ActId tail_, state_out_;  // what the next piece begins with; in backward, their gradients
   TensorView final_states_;
   ConstTensorView dfinal_states_;
 };

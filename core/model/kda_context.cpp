@@ -1,5 +1,6 @@
 // KdaAttention where sequences are cut along Axis::cp: rows for the convolution and states of the recurrence come from the
 // ranks before, their gradients from the ranks after. Everybody takes part in every exchange, whatever its documents are.
+// Of pieces one after the other on one rank they lie in the tapes of the pieces.
 #include <algorithm>
 
 #include "core/model/kda_attention.h"
@@ -23,41 +24,66 @@ void KdaAttention::declare_halo(TapeSpec& tape, std::int64_t channels) {
   if (context_ == nullptr || options_.conv_kernel == 1) return;
   const std::int64_t rows = options_.conv_kernel - 1;
   halo_ = tape.activation("attn.halo", {3, rows, channels}, precision_.compute);
-  tape.step("attn.halo",
-            {qkv_[0].raw, qkv_[1].raw, qkv_[2].raw},
-            {halo_},
-            [this, rows, channels](Tape& t) {
-              const TensorView halo = t.out(halo_),
-                               tail = t.temp(halo.shape(), halo.dtype(), "attn.tail");
-              const std::int64_t there = std::min(rows, t.sequence().links.last_tokens);
-              t.run(Fill{.y = tail, .value = 0});
-              for (int i = 0; i < 3; ++i) {
-                const ConstTensorView raw = t.in(qkv_[i].raw);
-                copy_tensor(tail.rows(i, i + 1).reshaped({rows, channels}).rows(rows - there, rows),
-                            raw.rows(raw.dim(0) - there, raw.dim(0)),
-                            t.stream());
-              }
-              t.run(Fill{.y = halo, .value = 0});
-              context_->pass_on(halo, tail, t.stream());
-            });
+  tape.step("attn.halo", {qkv_[0].raw, qkv_[1].raw, qkv_[2].raw}, {halo_}, [this](Tape& t) {
+    const TensorView halo = t.out(halo_), tail = t.temp(halo.shape(), halo.dtype(), "attn.tail");
+    fill_tail(t, tail);
+    t.run(Fill{.y = halo, .value = 0});
+    context_->pass_on(halo, tail, t.stream());
+  });
+}
+
+// What the next of the pieces that come one after the other finds before it.
+void KdaAttention::declare_tail(TapeSpec& tape, std::int64_t channels) {
+  tail_ = ActId();
+  if (!in_pieces_ || options_.conv_kernel == 1) return;
+  tail_ = tape.activation("attn.tail", {3, options_.conv_kernel - 1, channels}, precision_.compute);
+  tape.always_save(tail_);
+  tape.step("attn.tail", {qkv_[0].raw, qkv_[1].raw, qkv_[2].raw}, {tail_}, [this](Tape& t) {
+    fill_tail(t, t.out(tail_));
+  });
+}
+
+void KdaAttention::fill_tail(Tape& tape, TensorView tail) const {
+  const std::int64_t rows = tail.dim(1), channels = tail.dim(2),
+                     there = std::min(rows, tape.sequence().links.last_tokens);
+  tape.run(Fill{.y = tail, .value = 0});
+  for (int i = 0; i < 3; ++i) {
+    const ConstTensorView raw = tape.in(qkv_[i].raw);
+    copy_tensor(tail.rows(i, i + 1).reshaped({rows, channels}).rows(rows - there, rows),
+                raw.rows(raw.dim(0) - there, raw.dim(0)),
+                tape.stream());
+  }
 }
 
 ConstTensorView KdaAttention::history(Tape& tape, int i) const {
+  const bool continues = tape.sequence().links.continues();
+  if (tail_.valid())
+    return continues ? tape.of_piece_before(tail_).rows(i, i + 1) : ConstTensorView();
   if (!halo_.valid()) return {};
   const ConstTensorView halo = tape.in(halo_);
-  return tape.sequence().links.continues() ? halo.rows(i, i + 1) : ConstTensorView();
+  return continues ? halo.rows(i, i + 1) : ConstTensorView();
 }
 
-// What the next rank's outputs said about the last rows of this one's last document.
+// What the next piece's outputs said about the last rows of this one's last document.
 void KdaAttention::return_halo(Tape& tape,
                                ConstTensorView dhalo,
                                const TensorView (&draw)[3]) const {
-  const PieceLinks& links = tape.sequence().links;
-  const std::int64_t rows = dhalo.dim(1), channels = dhalo.dim(2);
+  const bool continued = tape.sequence().links.continued();
+  if (tail_.valid()) {
+    if (continued) add_to_tail(tape, tape.own(tail_), draw);
+    if (!dhalo.empty()) copy_tensor(tape.of_piece_before(tail_), dhalo, tape.stream());
+    return;
+  }
   const TensorView from_next = tape.temp(dhalo.shape(), dhalo.dtype(), "d attn.tail");
   context_->pass_back(from_next, dhalo, tape.stream());
-  if (!links.continued()) return;
-  const std::int64_t there = std::min(rows, links.last_tokens);
+  if (continued) add_to_tail(tape, from_next, draw);
+}
+
+void KdaAttention::add_to_tail(Tape& tape,
+                               ConstTensorView from_next,
+                               const TensorView (&draw)[3]) const {
+  const std::int64_t rows = from_next.dim(1), channels = from_next.dim(2),
+                     there = std::min(rows, tape.sequence().links.last_tokens);
   for (int i = 0; i < 3; ++i) {
     const TensorView flat = draw[i].reshaped({draw[i].dim(0), channels});
     tape.run(Accumulate{
@@ -111,6 +137,8 @@ void KdaAttention::declare_states(TapeSpec& tape) {
 }
 
 ConstTensorView KdaAttention::entering_state(Tape& tape) const {
+  if (in_pieces_)
+    return tape.sequence().links.continues() ? tape.of_piece_before(state_out_) : ConstTensorView();
   if (context_ == nullptr) return {};
   const ConstTensorView state = tape.in(state_in_);
   return tape.sequence().links.continues() ? state : ConstTensorView();
@@ -119,6 +147,8 @@ ConstTensorView KdaAttention::entering_state(Tape& tape) const {
 // The gradient of the state after the piece, [1, heads, K, V]; empty when its last document ends here.
 ConstTensorView KdaAttention::leaving_gradient(Tape& tape, ConstTensorView d_o) {
   const PieceLinks& links = tape.sequence().links;
+  if (in_pieces_) return links.continued() ? tape.own(state_out_) : dfinal_states_;
+  if (context_ == nullptr) return dfinal_states_;
   const ConstTensorView m = tape.in(state_m_);
   const Shape all = m.shape(), own{all[1], all[2], all[3]};
   const TensorView f = tape.temp(own, precision_.stats, "d attn.state, own"),

@@ -91,6 +91,7 @@ void MlaAttention::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId 
   x_ = x;
   slices_ = bounds.slices;
   context_ = bounds.context;
+  pieces_ = bounds.pieces;
   keys_ = bounds.key_tokens();
   declare_query(tape, bounds.tokens);
   declare_key_value(tape, bounds.tokens);
@@ -166,22 +167,30 @@ void MlaAttention::declare_key_value(TapeSpec& tape, std::int64_t tokens) {
       },
       StepKind::cheap);
   declare_all_keys(tape, tokens);
+  if (pieces_ > 1) tape.never_save(kvb_);  // each piece would keep those of all before it
   tape.step("attn.kvb", {all_c_}, {kvb_}, [this](Tape& t) {
-    const TensorView kvb = t.out(kvb_);
+    const TensorView kvb = t.out(kvb_).rows(0, keys_of(t));
+    if (pieces_ > 1 && gathers() && !t.is_backward()) return;
     linear(t, kvb.reshaped({kvb.dim(0), kvb.dim(1) * kvb.dim(2)}), keys(t, all_c_), kv_b_);
   });
 }
 
-// The latents and shared keys of all pieces along Axis::cp; a rank sees them up to the end of its own.
+// The latents and shared keys of all pieces; a piece sees them up to its own end.
 void MlaAttention::declare_all_keys(TapeSpec& tape, std::int64_t tokens) {
   all_c_ = c_;
   all_kr_ = kr_;
-  if (context_ == nullptr) return;
-  const std::int64_t all = tokens * context_->size();
+  if (context_ == nullptr && pieces_ == 1) return;
+  const std::int64_t all = context_ != nullptr ? tokens * context_->size() : keys_;
   const auto gather = [&](const char* name, ActId own, std::int64_t width) {
-    tape.forward_only(own);
     const ActId id = tape.activation(name, {all, width}, precision_.compute);
+    if (pieces_ > 1) {
+      tape.always_save(own);
+      tape.never_save(id);
+    } else {
+      tape.forward_only(own);
+    }
     tape.step(name, {own}, {id}, [this, own, id](Tape& t) {
+      if (pieces_ > 1) return t.gather_pieces(t.out(id), own, t.sequence().links.rank + 1);
       context_->gather(t.out(id), t.in(own), t.stream());
     });
     return id;
@@ -191,7 +200,7 @@ void MlaAttention::declare_all_keys(TapeSpec& tape, std::int64_t tokens) {
 }
 
 ConstTensorView MlaAttention::keys(Tape& tape, ActId all) const {
-  return all.valid() ? tape.in(all).rows(0, keys_) : ConstTensorView();
+  return all.valid() ? tape.in(all).rows(0, keys_of(tape)) : ConstTensorView();
 }
 
 // What the gather form reads; in the warm-up stage nothing of it is formed.
@@ -201,6 +210,7 @@ void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
   kv_ = all_c_;
   if (dr > 0) {
     kv_ = tape.activation("attn.kv", {keys_, ckv + dr}, compute);
+    if (pieces_ > 1) tape.never_save(kv_);
     tape.step(
         "attn.kv",
         {all_c_, all_kr_},
@@ -208,7 +218,8 @@ void MlaAttention::declare_latent(TapeSpec& tape, std::int64_t tokens) {
         [this](Tape& t) {
           const TensorView kv = t.out(kv_);  // a replay asks for it in either stage
           if (!gathers()) return;
-          t.run(ConcatColumns{.y = kv, .a = keys(t, all_c_), .b = keys(t, all_kr_)});
+          t.run(ConcatColumns{
+              .y = kv.rows(0, keys_of(t)), .a = keys(t, all_c_), .b = keys(t, all_kr_)});
         },
         StepKind::cheap);
   }
@@ -231,7 +242,7 @@ void MlaAttention::attend(Tape& t) {
       .lse = t.out(lse_),
       .max_logit = max_logit_here(t.context().params),
       .q = t.in(query_),
-      .kvb = t.in(kvb_),
+      .kvb = keys(t, kvb_),
       .kr = keys(t, all_kr_),
       .cu_seqlens = t.sequence().key_documents(),
       .selected = indexer_ && sparse_ ? t.in(indexer_->selected()) : ConstTensorView(),
@@ -335,10 +346,10 @@ MlaAttention::InputGradients MlaAttention::take_gradients(Tape& tape) {
   InputGradients g;
   g.dq = tape.temp(tape.in(query_).shape(), compute, "d attn.q");
   g.all_dc = tape.temp(tape.in(all_c_).shape(), compute, "d attn.c");
-  g.dc = g.all_dc.rows(0, keys_);
+  g.dc = g.all_dc.rows(0, keys_of(tape));
   if (!kr_.valid()) return g;
   g.all_dkr = tape.temp(tape.in(all_kr_).shape(), compute, "d attn.kr");
-  g.dkr = g.all_dkr.rows(0, keys_);
+  g.dkr = g.all_dkr.rows(0, keys_of(tape));
   return g;
 }
 
@@ -354,9 +365,34 @@ void MlaAttention::sum_key_gradients(Tape& tape, InputGradients& g) const {
   if (!g.dkr.empty()) g.dkr = own(g.all_dkr, "d attn.kr, own");
 }
 
+// The same of pieces one after the other.
+void MlaAttention::add_piece_gradients(Tape& tape, InputGradients& g) const {
+  const TensorView memory = tape.context().piece_sums;
+  const DType type = precision_.grad;
+  const std::int64_t ckv = options_.kv_lora_rank, dr = options_.qk_rope_dim;
+  const TensorView dc(memory.data(), type, {keys_, ckv}, memory.device());
+  g.dc = add_piece_gradient(tape, dc, g.dc, "d attn.c, own");
+  if (g.dkr.empty()) return;
+  const TensorView dkr(memory.data() + sum_bytes(ckv), type, {keys_, dr}, memory.device());
+  g.dkr = add_piece_gradient(tape, dkr, g.dkr, "d attn.kr, own");
+}
+
+std::size_t MlaAttention::piece_sum_bytes() const {
+  if (pieces_ == 1) return 0;
+  return sum_bytes(options_.kv_lora_rank) + sum_bytes(options_.qk_rope_dim) +
+         (indexer_ ? indexer_->piece_sum_bytes() : 0);
+}
+
+// Of the gradients of all keys, `width` numbers each; what follows begins where kernels like it.
+std::size_t MlaAttention::sum_bytes(std::int64_t width) const {
+  constexpr std::size_t kAlign = 256;
+  const std::size_t bytes = static_cast<std::size_t>(keys_ * width) * byte_size(precision_.grad);
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
 MlaAttention::InputGradients MlaAttention::backward_attention(Tape& tape, ConstTensorView d_o) {
   const InputGradients g = take_gradients(tape);
-  const ConstTensorView kvb = tape.in(kvb_), c = keys(tape, all_c_);
+  const ConstTensorView kvb = keys(tape, kvb_), c = keys(tape, all_c_);
   const TensorView dkvb = tape.temp(kvb.shape(), precision_.compute, "d attn.kvb");
   tape.run(AttentionBackward{
       .dq = g.dq,
@@ -467,12 +503,13 @@ void MlaAttention::backward(Tape& tape, ConstTensorView dy, TensorView dx) {
   const ConstTensorView d_o = d_gated.reshaped(tape.in(o_).shape());
   InputGradients g = gathers() ? backward_latent(tape, d_o) : backward_attention(tape, d_o);
   if (context_ != nullptr) sum_key_gradients(tape, g);
+  if (pieces_ > 1) add_piece_gradients(tape, g);
   if (indexer_) backward_indexer(tape);
   backward_projections(tape, g, dx);
 }
 
 void MlaAttention::backward_indexer(Tape& tape) {
-  ConstTensorView q = tape.in(query_), kvb = tape.in(kvb_), lse = tape.in(lse_);
+  ConstTensorView q = tape.in(query_), kvb = keys(tape, kvb_), lse = tape.in(lse_);
   if (slices_ != nullptr) {
     q = all_heads(tape, q, "attn.q, all heads");
     kvb = all_heads(tape, kvb, "attn.kvb, all heads");
@@ -481,6 +518,12 @@ void MlaAttention::backward_indexer(Tape& tape) {
     slices_->gather(all, lse, tape.stream());
     lse = all;
   }
+  TensorView sums;
+  if (pieces_ > 1) {
+    const TensorView all = tape.context().piece_sums;
+    sums = all.rows(static_cast<std::int64_t>(piece_sum_bytes() - indexer_->piece_sum_bytes()),
+                    static_cast<std::int64_t>(piece_sum_bytes()));
+  }
   indexer_->backward(tape,
                      {.q = q,
                       .kvb = kvb,
@@ -488,7 +531,8 @@ void MlaAttention::backward_indexer(Tape& tape) {
                       .lse = lse,
                       .qk_nope_dim = options_.qk_nope_dim,
                       .scale = scale()},
-                     sparse_);
+                     sparse_,
+                     sums);
 }
 
 // [T, heads here, n] of every rank -> [T, all heads, n].

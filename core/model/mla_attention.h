@@ -24,6 +24,10 @@ namespace moesaic {
 /// Where a sequence is cut along Axis::cp (Bounds::context) the queries stay where they are; latents, shared keys and the
 /// indexer's keys are gathered, per-head keys and values formed of all tokens up to the end of a rank's own piece, and the
 /// gradients of latents and keys summed back in rank order.
+///
+/// Of pieces one after the other (Bounds::pieces) each keeps its latents and keys, and gathers those of the pieces before
+/// it from their tapes. Their gradients are added up over the pieces, from the last to the first, in RunContext::piece_sums:
+/// when a piece's backward comes, its own are complete.
 class MlaAttention : public Module {
  public:
   MlaAttention(ParameterStore& params, const std::string& prefix, const MlaOptions& options);
@@ -45,6 +49,8 @@ class MlaAttention : public Module {
   const std::string& query_matrix() const noexcept { return query_matrix_; }
   const std::string& key_value_matrix() const noexcept { return key_value_matrix_; }
   ActId lse() const noexcept { return lse_; }
+  /// Bytes of RunContext::piece_sums that backward needs, of the micro-batches declared last.
+  std::size_t piece_sum_bytes() const;
 
  private:
   void declare_query(TapeSpec& tape, std::int64_t tokens);
@@ -60,9 +66,12 @@ class MlaAttention : public Module {
     TensorView dq, dc, dkr, all_dc, all_dkr;
   };
   void declare_all_keys(TapeSpec& tape, std::int64_t tokens);
-  /// Rows of what was gathered that this rank's queries may see; empty for none.
+  /// Rows of what was gathered that the queries of this pass may see; empty for none.
   ConstTensorView keys(Tape& tape, ActId all) const;
+  std::int64_t keys_of(const Tape& tape) const { return visible_keys(tape, pieces_, keys_); }
   void sum_key_gradients(Tape& tape, InputGradients& g) const;
+  void add_piece_gradients(Tape& tape, InputGradients& g) const;
+  std::size_t sum_bytes(std::int64_t width) const;
   /// Backward of the indexer, with what it reads of all heads.
   void backward_indexer(Tape& tape);
   ConstTensorView all_heads(Tape& tape, ConstTensorView own, const char* tag) const;
@@ -82,7 +91,8 @@ class MlaAttention : public Module {
   // Of the micro-batches declared last.
   const TokenSlices* slices_ = nullptr;
   const TokenSlices* context_ = nullptr;
-  std::int64_t keys_ = 0;
+  std::int64_t pieces_ = 1;
+  std::int64_t keys_ = 0;  // bound
   Precision precision_;
   std::string query_matrix_, key_value_matrix_;
   StorageId q_a_, q_a_norm_, q_b_, kv_a_, kv_a_norm_, kv_b_, g_, o_proj_;

@@ -355,6 +355,19 @@ void Model::forward(RunContext& context, MicroBatch& batch) {
   forward_chunk(context, batch, {});
 }
 
+std::size_t Model::piece_sum_bytes() const {
+  std::size_t most = 0;  // layers take turns
+  for (const auto& layer : layers_)
+    if (layer->mla() != nullptr) most = std::max(most, layer->mla()->piece_sum_bytes());
+  return mtp_ ? std::max(most, mtp_->mla()->piece_sum_bytes()) : most;
+}
+
+void Model::follow(MicroBatch& piece, MicroBatch& before) const {
+  for (std::size_t l = 0; l < piece.layers.size(); ++l)
+    piece.layers[l].follow(&before.layers[l]);
+  if (piece.mtp && before.mtp) piece.mtp->layer.follow(&before.mtp->layer);
+}
+
 Model::Bundle Model::forward_chunk(RunContext& context, MicroBatch& batch, const Bundle& in) {
   const PartScope forward(context.backend, "forward");
   const Chunk& c = chunk(batch.chunk);

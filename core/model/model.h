@@ -33,6 +33,9 @@ class Model {
   /// Bytes that one micro-batch in flight keeps between forward and backward of a chunk.
   std::size_t slot_bytes(int chunk = 0) const;
 
+  /// Bytes of RunContext::piece_sums for the micro-batches planned last.
+  std::size_t piece_sum_bytes() const;
+
   /// Rows of RunContext::losses where layers have their own: this stage's layers, and what follows them.
   std::int64_t loss_rows() const noexcept { return static_cast<std::int64_t>(layers_.size()) + 1; }
 
@@ -54,6 +57,10 @@ class Model {
   MicroBatch make_micro_batch(TensorView slot,
                               int chunk = 0,
                               std::span<const TensorView> offloaded = {}) const;
+
+  /// Says that `piece` is the piece of a micro-batch behind `before` (Bounds::pieces), both of one chunk. Before its forward;
+  /// holds until the backwards of both are over.
+  void follow(MicroBatch& piece, MicroBatch& before) const;
 
   // --- a chunk at a time
   using Bundle = DecoderLayer::Bundle;

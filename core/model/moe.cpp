@@ -119,6 +119,10 @@ void MoeLayer::declare(TapeSpec& tape, const Bounds& bounds, ActId x, ActId y) {
   exchange_ = bounds.exchange;
   slices_ = bounds.slices;
   batch_slices_ = bounds.batch_slices;
+  pieces_ = bounds.pieces;
+  MOESAIC_CHECK(pieces_ == 1 || (capacity_ == 0 && options_.aux_loss != AuxLoss::sequence &&
+                                 options_.aux_loss != AuxLoss::switch_),
+                "what is about all tokens of a micro-batch does not work in pieces");
   expert_slices_ = bounds.expert_slices;
   const std::int64_t tokens = bounds.own_tokens();
   expert_tokens_ = expert_slices_ != nullptr ? tokens * expert_slices_->size() : tokens;

@@ -106,6 +106,7 @@ class MoeLayer : public Module {
                            ConstTensorView own,
                            const char* tag) const;
   void declare_routing(TapeSpec& tape, std::int64_t tokens);
+  std::int64_t first_token(const Tape& tape, std::int64_t tokens) const;
   void declare_expert_input(TapeSpec& tape, std::int64_t tokens);
   void declare_departure(TapeSpec& tape);
   void declare_arrival(TapeSpec& tape);
@@ -235,6 +236,7 @@ class MoeLayer : public Module {
   const TokenSlices* slices_ = nullptr;
   const TokenSlices* batch_slices_ = nullptr;
   const TokenSlices* expert_slices_ = nullptr;
+  std::int64_t pieces_ = 1;
   std::int64_t expert_tokens_ = 0;                  // of the ranks along Axis::etp together
   std::int64_t tokens_here_ = 0, copies_here_ = 0;  // bounds, where the experts are
   HostId plan_, expert_rows_;

@@ -58,12 +58,18 @@ void MoeLayer::declare_routing(TapeSpec& tape, std::int64_t tokens) {
                          .renormalize = options_.renormalize,
                          .route_scale = options_.route_scale};
         p.run(op);
-        const std::int64_t first =
-            batch_slices_ != nullptr ? batch_slices_->rank() * op.topk.dim(0) : 0;
-        op.given = p.replaced_choice(prefix_, first, false, op.topk);
+        op.given = p.replaced_choice(prefix_, first_token(p, op.topk.dim(0)), false, op.topk);
         if (!op.given.empty()) p.run(op);
       },
       StepKind::chooses);
+}
+
+// Of the micro-batch, where this pass has `tokens` of them.
+std::int64_t MoeLayer::first_token(const Tape& tape, std::int64_t tokens) const {
+  const std::int64_t run = batch_slices_ != nullptr ? batch_slices_->rank() : 0,
+                     runs = batch_slices_ != nullptr ? batch_slices_->size() : 1,
+                     piece = pieces_ > 1 ? tape.sequence().links.rank : 0;
+  return (piece * runs + run) * tokens;
 }
 
 // A micro-batch has one capacity: its assignments compete with each other wherever they are.

@@ -15,13 +15,9 @@ std::size_t at(int i) {
   return static_cast<std::size_t>(i);
 }
 
-bool is_vertical(const config::Config& config) {
-  return config.parallel.order == config::LayerOrder::vertical;
-}
-
-pipeline::Kind kind_of(const config::ParallelConfig& parallel) {
-  if (parallel.order == config::LayerOrder::vertical) return pipeline::Kind::vertical;
-  switch (parallel.schedule) {
+pipeline::Kind kind_of(const config::Config& config) {
+  if (goes_by_layers(config)) return pipeline::Kind::vertical;
+  switch (config.parallel.schedule) {
     case config::PipelineSchedule::one_f_one_b:
       return pipeline::Kind::one_f_one_b;
     case config::PipelineSchedule::interleaved:
@@ -43,24 +39,37 @@ std::int64_t micro_batches_of(const config::Config& config, const config::PhaseE
 constexpr std::int64_t kMaxPairs = 1 << 19;
 
 int chunks_per_stage(const config::Config& config) {
-  return static_cast<int>(is_vertical(config) ? config.model.num_hidden_layers + 1
-                                              : config.parallel.chunks_per_stage());
+  return static_cast<int>(goes_by_layers(config) ? config.model.num_hidden_layers + 1
+                                                 : config.parallel.chunks_per_stage());
 }
 
-// Where the MTP module's experts are loaded from elsewhere, its chunk too passes all micro-batches before it turns round.
-bool turns_at_end(const config::Config& config) {
-  return is_vertical(config) && (config.model.mtp.num_nextn_predict_layers == 0 ||
-                                 config.experts.offload != config::ExpertOffload::full);
+// Where the MTP module's experts are loaded from elsewhere, or its attention sees all pieces, its chunk too passes all
+// micro-batches before it turns round.
+bool turns_at_end(const config::Config& config, std::int64_t pieces) {
+  return goes_by_layers(config) &&
+         (config.model.mtp.num_nextn_predict_layers == 0 ||
+          (config.experts.offload != config::ExpertOffload::full && pieces == 1));
 }
 
-pipeline::Sizes sizes_of(const config::Config& config, std::int64_t micro_batches) {
+pipeline::Sizes sizes_of(const config::Config& config,
+                         std::int64_t micro_batches,
+                         std::int64_t pieces) {
+  const bool all_together = config.parallel.order == config::LayerOrder::vertical;
   return {.stages = static_cast<int>(config.parallel.pp),
           .chunks = chunks_per_stage(config),
-          .micro_batches = static_cast<int>(micro_batches),
-          .turns_at_end = turns_at_end(config)};
+          .micro_batches = static_cast<int>(micro_batches * pieces),
+          .turns_at_end = turns_at_end(config, pieces),
+          .pieces = static_cast<int>(pieces),
+          .together = goes_by_layers(config) && !all_together ? static_cast<int>(pieces) : 0};
+}
+std::int64_t pieces_of(const config::Config& config, const config::PhaseExtent& phase) {
+  const std::int64_t tokens = phase.micro_batch_size * phase.sequence_length;
+  return goes_by_layers(config)
+             ? std::max<std::int64_t>(1, config::pieces_of_micro_batch(config, tokens))
+             : 1;
 }
 pipeline::Sizes sizes_of(const config::Config& config, const config::PhaseExtent& phase) {
-  return sizes_of(config, micro_batches_of(config, phase));
+  return sizes_of(config, micro_batches_of(config, phase), pieces_of(config, phase));
 }
 
 /// What one token costs: in all, and of it the products with parameters.
@@ -102,7 +111,7 @@ pipeline::Costs costs_of(const Operations& o, const std::vector<pipeline::LayerR
 
 std::vector<pipeline::LayerRange> layers_of(const config::Config& config, const Operations& o) {
   const int chunks = static_cast<int>(config.parallel.pp) * chunks_per_stage(config);
-  if (is_vertical(config)) {
+  if (goes_by_layers(config)) {
     std::vector<pipeline::LayerRange> ranges;
     for (std::int64_t l = 0; l < chunks; ++l)
       ranges.push_back({l, std::min(l + 1, config.model.num_hidden_layers)});
@@ -139,11 +148,13 @@ void fill_chunks(PipelinePlan& result,
     chunk.share = chunk.forward_flops * n / sum;
     chunk.slots = result.slots.per_chunk[at(c)];
     chunk.parameters = parameters_beside_layers(plan, c == 0, c + 1 == n);
+    const std::int64_t pieces = result.schedule.sizes.pieces;
     if (plan.activation_bytes) chunk.activation_bytes = 0;
     for (auto l = chunk.layers.begin; l < chunk.layers.end; ++l) {
       const LayerPlan& layer = plan.layers[static_cast<std::size_t>(l)];
       chunk.parameters += layer.parameters.all;
-      if (chunk.activation_bytes) *chunk.activation_bytes += layer.activation_bytes.value_or(0);
+      if (chunk.activation_bytes)
+        *chunk.activation_bytes += layer.activation_bytes.value_or(0) / pieces;
     }
     if (c + 1 < n) {
       chunk.sent_snapshots = bundles.carried(c);
@@ -190,20 +201,19 @@ std::vector<config::Finding> pipeline_findings(const config::Config& config) {
   const std::vector<std::string> sizes{
       "parallel.pp", "parallel.chunks", "parallel.schedule", "model.num_hidden_layers"};
   for (const config::PhaseExtent& phase : config::phase_extents(config)) {
-    const std::int64_t micro_batches = micro_batches_of(config, phase);
+    const std::int64_t micro_batches = micro_batches_of(config, phase) * pieces_of(config, phase);
     if (chunks * micro_batches > kMaxPairs)
-      return {
-          {sizes,
-           fmt::format("{} chunks and {} micro-batches are too many to plan; allowed: a product "
-                       "of at most {}",
-                       chunks,
-                       micro_batches,
-                       kMaxPairs)}};
+      return {{sizes,
+               fmt::format("{} chunks and {} micro-batches (or pieces of them) are too many to "
+                           "plan; allowed: a product "
+                           "of at most {}",
+                           chunks,
+                           micro_batches,
+                           kMaxPairs)}};
   }
-  if (is_vertical(config)) return {};
+  if (goes_by_layers(config)) return {};
   const config::PhaseExtent first = config::phase_extents(config).front();
-  if (const std::string problem =
-          pipeline::size_problem(kind_of(parallel), sizes_of(config, first));
+  if (const std::string problem = pipeline::size_problem(kind_of(config), sizes_of(config, first));
       !problem.empty())
     return {{{"parallel.chunks", "parallel.schedule", "parallel.pp"}, problem}};
   if (!parallel.layers.empty()) {
@@ -265,17 +275,20 @@ PipelineLayout pipeline_layout(const config::Config& config) {
                                       model_options(config),
                                       config::phase_extents(config)[phase].sequence_length,
                                       plan.phases[phase].dense_warmup);
-  return {.placement = pipeline_schedule(config, 1).placement, .chunks = layers_of(config, costs)};
+  return {.placement = pipeline_schedule(config, 1, 1).placement,
+          .chunks = layers_of(config, costs)};
 }
 
 StageShare stage_share(const config::Config& config, const MeshPosition& position) {
-  if (position.extent(Axis::pp) == 1 && !is_vertical(config)) return {};
+  if (position.extent(Axis::pp) == 1 && !goes_by_layers(config)) return {};
   return pipeline_layout(config).share(position.coordinate(Axis::pp));
 }
 
-pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches) {
-  return pipeline::make_schedule(kind_of(config.parallel),
-                                 sizes_of(config, std::max<std::int64_t>(1, micro_batches)));
+pipeline::Schedule pipeline_schedule(const config::Config& config,
+                                     std::int64_t micro_batches,
+                                     std::int64_t pieces) {
+  return pipeline::make_schedule(
+      kind_of(config), sizes_of(config, std::max<std::int64_t>(1, micro_batches), pieces));
 }
 
 std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
@@ -283,7 +296,7 @@ std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
   if (!has_schedule(config)) return std::nullopt;
   const ModelOptions options = model_options(config);
   const std::vector<config::PhaseExtent> extents = config::phase_extents(config);
-  const pipeline::Kind kind = kind_of(config.parallel);
+  const pipeline::Kind kind = kind_of(config);
   const auto operations_of = [&](std::size_t phase) {
     return operations(
         plan, options, extents[phase].sequence_length, plan.phases[phase].dense_warmup);
@@ -302,8 +315,11 @@ std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
           .bubble_fraction();
   result.slots = pipeline::count_slots(result.schedule);
   const PipelineLayout layout{.placement = result.schedule.placement, .chunks = ranges};
-  fill_chunks(
-      result, plan, ranges, layout.bundles(options, plan.precision, plan.micro_batch_tokens));
+  fill_chunks(result,
+              plan,
+              ranges,
+              layout.bundles(
+                  options, plan.precision, plan.micro_batch_tokens / result.schedule.sizes.pieces));
   for (const auto& list : result.schedule.ranks) {
     result.activation_bytes.emplace_back();
     if (plan.activation_bytes)
@@ -313,7 +329,7 @@ std::optional<PipelinePlan> make_pipeline_plan(const config::Config& config,
     const pipeline::Sizes sizes = sizes_of(config, extents[i]);
     PipelinePhase phase{.begin = extents[i].begin,
                         .end = extents[i].until,
-                        .micro_batches = sizes.micro_batches,
+                        .micro_batches = sizes.micro_batches / sizes.pieces,
                         .bubble = result.times.bubble_fraction()};
     if (i != result.main_phase)
       phase.bubble = pipeline::simulate(pipeline::make_schedule(kind, sizes),

@@ -55,10 +55,15 @@ struct PipelinePlan {
   std::size_t main_phase = 0;
 };
 
-/// Whether a rank's step follows a schedule over chunks: a pipeline's, or the vertical order, which is one over chunks of
-/// one layer each; the last of them holds what follows the layers.
+/// Whether a rank passes its layers one by one, each over several micro-batches or their pieces, before the next.
+inline bool goes_by_layers(const config::Config& config) {
+  return config.parallel.order == config::LayerOrder::vertical ||
+         (config.activations.piece_tokens > 0 && config.parallel.pp == 1);
+}
+/// Whether a rank's step follows a schedule over chunks: a pipeline's, or that of layers one by one, over chunks of one layer
+/// each; the last of them holds what follows the layers.
 inline bool has_schedule(const config::Config& config) {
-  return config.parallel.pp > 1 || config.parallel.order == config::LayerOrder::vertical;
+  return config.parallel.pp > 1 || goes_by_layers(config);
 }
 
 /// What is wrong with the schedule of a configuration: sizes that it does not have, chunks without layers, a list of layers
@@ -81,8 +86,11 @@ struct PipelineLayout {
 PipelineLayout pipeline_layout(const config::Config& config);
 /// What a rank holds of the model, in chunks.
 StageShare stage_share(const config::Config& config, const MeshPosition& position);
-/// The schedule of a step of `micro_batches` micro-batches.
-pipeline::Schedule pipeline_schedule(const config::Config& config, std::int64_t micro_batches);
+/// The schedule of a step of `micro_batches` micro-batches, which layers work off in `pieces` pieces each: those are what it
+/// counts as micro-batches, piece p of micro-batch m as m * pieces + p.
+pipeline::Schedule pipeline_schedule(const config::Config& config,
+                                     std::int64_t micro_batches,
+                                     std::int64_t pieces);
 
 /// Plans the pipeline of a configuration without pipeline_findings(); `plan` is its make_plan(). Nothing without a schedule.
 /// An empty parallel.dp counts as 1.

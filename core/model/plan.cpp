@@ -254,20 +254,26 @@ bool fits(const ModelOptions& o, std::int64_t tokens) {
 // The bytes that training would reserve, by the same declarations; each length is laid out once.
 class Activations {
  public:
-  Activations(Model& model, RecomputePolicy policy) : model_(model), policy_(std::move(policy)) {}
+  Activations(Model& model, const config::Config& config, RecomputePolicy policy)
+      : model_(model), config_(config), policy_(std::move(policy)) {}
   std::optional<std::int64_t> bytes(std::int64_t tokens) {
     if (const auto it = known_.find(tokens); it != known_.end()) return it->second;
     std::optional<std::int64_t> result;
     if (fits(model_.options(), tokens)) {
-      model_.plan({.tokens = tokens}, policy_);
-      result = static_cast<std::int64_t>(model_.slot_bytes());
+      const std::int64_t pieces = pieces_of(tokens);
+      model_.plan({.tokens = tokens / pieces, .pieces = pieces}, policy_);
+      result = times(pieces, static_cast<std::int64_t>(model_.slot_bytes()));
     }
     known_[tokens] = result;
     return result;
   }
+  std::int64_t pieces_of(std::int64_t tokens) const {
+    return std::max<std::int64_t>(1, config::pieces_of_micro_batch(config_, tokens));
+  }
 
  private:
   Model& model_;
+  const config::Config& config_;
   RecomputePolicy policy_;
   std::map<std::int64_t, std::optional<std::int64_t>> known_;
 };
@@ -302,11 +308,12 @@ ModelPlan make_plan(const config::Config& config) {
   RecomputePolicy policy =
       recompute.empty() ? recompute_policy(config.activations) : RecomputePolicy();
   policy.offload = {};  // all that is kept counts, wherever it is
-  Activations activations(model, policy);
+  Activations activations(model, config, policy);
   plan.activation_bytes = activations.bytes(plan.micro_batch_tokens);
   for (std::size_t l = 0; plan.activation_bytes && l < plan.layers.size(); ++l)
     plan.layers[l].activation_bytes =
-        static_cast<std::int64_t>(model.layers()[l]->tape_spec().slot_bytes());
+        times(activations.pieces_of(plan.micro_batch_tokens),
+              static_cast<std::int64_t>(model.layers()[l]->tape_spec().slot_bytes()));
   const Bytes bytes(config.optimizer, params);
   std::vector<bool> ever_trained(params.params().size(), false);
   for (const config::PhaseExtent& extent : config::phase_extents(config)) {

@@ -18,13 +18,17 @@ struct Bounds {
   /// (may be `slices` or `context`); null as above.
   const TokenSlices* context = nullptr;
   const TokenSlices* batch_slices = nullptr;
+  /// A micro-batch is worked off in so many equal pieces of `tokens` tokens, each behind the one before it (Tape::follow()),
+  /// in backward the other way. Not with `context`.
+  std::int64_t pieces = 1;
   /// Tokens of the whole micro-batch.
   std::int64_t batch_tokens() const {
-    return context != nullptr ? tokens * context->size() : tokens;
+    return context != nullptr ? tokens * context->size() : tokens * pieces;
   }
-  /// Tokens up to the end of this rank's piece: those that its queries may see.
+  /// Tokens up to the end of this rank's piece: those that its queries may see. Of pieces one after the other, those that the
+  /// last one's may.
   std::int64_t key_tokens() const {
-    return context != nullptr ? tokens * (context->rank() + 1) : tokens;
+    return context != nullptr ? tokens * (context->rank() + 1) : tokens * pieces;
   }
   /// Tokens of this rank outside of what is split over Axis::tp.
   std::int64_t own_tokens() const { return slices != nullptr ? slices->own(tokens) : tokens; }

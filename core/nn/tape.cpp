@@ -308,6 +308,26 @@ TensorView Tape::reuse(ActId id) {
   return transient_[i];
 }
 
+TensorView Tape::own(ActId id) const {
+  const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];
+  MOESAIC_CHECK(a.pinned, fmt::format("'{}' is not always kept", a.name));
+  return saved_view(id);
+}
+
+TensorView Tape::of_piece_before(ActId id) const {
+  MOESAIC_CHECK(before_ != nullptr && before_->spec_ == spec_, "there is no piece before this one");
+  return before_->own(id);
+}
+
+void Tape::gather_pieces(TensorView all, ActId id, std::int64_t pieces) const {
+  const Tape* piece = this;
+  for (std::int64_t i = pieces; i-- > 0; piece = piece->before_) {
+    MOESAIC_CHECK(piece != nullptr, "a piece is missing");
+    const TensorView rows = piece->own(id);
+    copy_tensor(all.rows(i * rows.dim(0), (i + 1) * rows.dim(0)), rows, stream());
+  }
+}
+
 bool Tape::is_wanted(ActId id) const {
   if (replayed_.valid()) return replayed_.index == id.index;
   const auto& a = spec_->activations()[static_cast<std::size_t>(id.index)];

@@ -82,7 +82,8 @@ class TapeSpec {
   void always_save(ActId id);
   /// A pinned activation that RecomputePolicy::Offload::residuals is about: its readers, in other layers, are known too.
   void may_leave(ActId id);
-  /// An activation that backward does not read: never saved. Not for what a choosing step writes.
+  /// An activation that backward does not read, or computes again whatever the policy: never saved. Not for what a choosing
+  /// step writes.
   void never_save(ActId id);
   /// Backward does not read it: saved only where something is replayed from it and the policy does not name it, too.
   void forward_only(ActId id);
@@ -167,9 +168,11 @@ struct RunContext {
   /// Told during backward that the gradients of `first` and all storages after it are final for this micro-batch (never
   /// while weight gradients are deferred); may be empty.
   std::function<void(StorageId first)> gradients_final;
-  ChoiceObserver* choices = nullptr;      ///< of training only
-  std::int64_t micro_batch = 0;           ///< number in the global batch; for `choices`
-  std::int32_t micro_batch_here = 0;      ///< among those of this rank; for MemberVisit
+  ChoiceObserver* choices = nullptr;  ///< of training only
+  std::int64_t micro_batch = 0;       ///< number in the global batch; for `choices`
+  std::int32_t micro_batch_here = 0;  ///< among those of this rank; for MemberVisit
+  /// Where pieces of a micro-batch come one after the other (Bounds::pieces): u8, what a layer's backward adds up over them.
+  TensorView piece_sums = {};
   offload::Offloader* offload = nullptr;  ///< told of every visit of a layer; null: nothing leaves
   /// Without training: the schedule of offloaded experts (ExpertTiers::set_schedule()) is made of forwards like this one.
   bool is_scheduled = false;
@@ -183,6 +186,9 @@ class Tape {
 
   /// Points an input at its owner's memory.
   void bind(ActId id, ConstTensorView view);
+  /// `before`: the tape of the same layer for the piece of the micro-batch before this one (Bounds::pieces), after its
+  /// forward and before its backward; null for the first piece. Both outlive each other's use.
+  void follow(Tape* before) { before_ = before; }
 
   /// Runs all steps. Unsaved activations are gone afterwards.
   void forward(RunContext& context);
@@ -197,6 +203,12 @@ class Tape {
   /// In backward: the memory of an activation that was asked for before and is read no more, to be written with something
   /// else. in() gives that from then on; nothing may be replayed from it.
   TensorView reuse(ActId id);
+  /// Always saved: of the piece before, which must exist. Backward may leave gradients there that the piece before will
+  /// find in its own(), once nobody reads the values any more.
+  TensorView of_piece_before(ActId id) const;
+  TensorView own(ActId id) const;
+  /// Always saved, [tokens, …]: all = its rows in the pieces up to this one, `pieces` of them, one after the other.
+  void gather_pieces(TensorView all, ActId id, std::int64_t pieces) const;
   /// What TapeSpec::host_value() declared; T is the type that its maker made.
   template <class T>
   T& host(HostId id) const {
@@ -275,6 +287,7 @@ class Tape {
   std::vector<ConstTensorView> bound_;
   std::vector<std::shared_ptr<void>> host_values_;
   RunContext* context_ = nullptr;
+  Tape* before_ = nullptr;
   ActId replayed_;               // what the running replay is for
   std::vector<bool> asked_for_;  // in the last backward
   int replays_ = 0;

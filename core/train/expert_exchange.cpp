@@ -59,7 +59,7 @@ namespace {
 
 // Tokens are cut over cp and tp; along etp those of all ranks travel with each.
 std::int64_t most_tokens(const Phase& phase, const MeshPosition& position) {
-  return phase.micro_batch_tokens() / position.extent(Axis::cp) / position.extent(Axis::tp) *
+  return phase.piece_tokens() / position.extent(Axis::cp) / position.extent(Axis::tp) *
          position.extent(Axis::etp);
 }
 

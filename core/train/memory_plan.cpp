@@ -200,6 +200,7 @@ DryRun dry_run(const PlannedRank& run, const std::optional<ExpertTierOptions>& t
   plan.parts.push_back(
       {"split backward", step.deferred * static_cast<std::size_t>(step.num_deferred)});
   plan.parts.push_back({"bundles between chunks", step.bundles});
+  plan.parts.push_back({"key gradients of pieces", step.piece_sums});
   plan.parts.push_back({"losses", losses_bytes(model)});
   if (config.experts.place_every > 0)
     plan.parts.push_back({"experts on their way", ExpertMove::memory_bytes(params)});

@@ -58,6 +58,8 @@ std::vector<Phase> make_phases(const config::Config& config) {
     p.sequence_length = extent.sequence_length;
     p.global_batch_size = extent.global_batch_size;
     p.micro_batch_size = extent.micro_batch_size;
+    p.pieces =
+        std::max<std::int64_t>(1, config::pieces_of_micro_batch(config, p.micro_batch_tokens()));
     p.schedule = whole;
     if (!config.train.phases.empty()) {
       const auto& c = config.train.phases[phases.size()];

@@ -18,6 +18,7 @@ struct Phase {
   std::int64_t sequence_length = 0;
   std::int64_t global_batch_size = 0;  ///< sequences per step, over all ranks
   std::int64_t micro_batch_size = 0;   ///< sequences that pass the model at once on a rank
+  std::int64_t pieces = 1;             ///< that layers work off a micro-batch in
   LrSchedule schedule;
   bool own_schedule =
       false;           ///< the schedule counts from the phase's first step, else from the run's
@@ -26,11 +27,14 @@ struct Phase {
   std::vector<std::pair<std::string, double>> lr_scale;
 
   std::int64_t micro_batch_tokens() const { return sequence_length * micro_batch_size; }
+  std::int64_t piece_tokens() const { return micro_batch_tokens() / pieces; }
   std::int64_t step_tokens() const { return sequence_length * global_batch_size; }
   /// Micro-batches of one of `ranks` ranks in a step.
   std::int64_t micro_batches(int ranks) const {
     return global_batch_size / ranks / micro_batch_size;
   }
+  /// Passes through the layers: of every piece of them.
+  std::int64_t passes(int ranks) const { return micro_batches(ranks) * pieces; }
   double learning_rate(std::int64_t step) const {
     return schedule.at(own_schedule ? step - begin : step);
   }

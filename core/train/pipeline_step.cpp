@@ -95,7 +95,8 @@ void PipelineStep::run(const std::function<void(StorageId)>& gradients_final,
   const pipeline::Schedule& schedule = parts_.schedule;
   backwards_left_.assign(schedule.placement.chunks_of(stage()).size(),
                          schedule.sizes.micro_batches);
-  first_slots_.assign(at(schedule.sizes.micro_batches), 0);
+  slots_.assign(schedule.placement.chunks_of(stage()).size(),
+                std::vector<int>(at(schedule.sizes.micro_batches), 0));
   part_ = StepPart::other;
   executor_.run(*this);
 }
@@ -110,7 +111,8 @@ void PipelineStep::does(StepPart part) {
 
 pipeline::ForwardResult PipelineStep::forward(const pipeline::ForwardCall& call) {
   does(StepPart::forward);
-  if (call.chunk == 0) first_slots_[at(call.micro_batch)] = call.slot;
+  slots_[at(chunk_here(call.chunk))][at(call.micro_batch)] = call.slot;
+  follow(call.chunk, call.micro_batch, call.slot);
   RunContext context = parts_.context(call.micro_batch, *parts_.transient, at_once_);
   const Model::Bundle out = parts_.model->forward_chunk(
       context, activations(call.chunk, call.slot), {call.cur, call.bank});
@@ -153,7 +155,7 @@ void PipelineStep::pass_back(const pipeline::BackwardCall& call) {
   }
   Model::MicroBatch& batch = activations(call.chunk, call.slot);
   if (call.chunk == last_chunk() && parts_.schedule.kind == pipeline::Kind::vertical)
-    batch.mtp_gradient = activations(0, first_slots_[at(call.micro_batch)]).mtp_gradient;
+    batch.mtp_gradient = activations(0, slots_[0][at(call.micro_batch)]).mtp_gradient;
   if (call.part == pipeline::Work::backward_input) {
     const auto i = at(take_deferred(pair));
     RunContext context = parts_.context(call.micro_batch, *parts_.deferred[i], *deferred_[i]);
@@ -190,11 +192,20 @@ void PipelineStep::add_gradients_of_copies() {
   moesaic::run(*parts_.backend, Accumulate{.y = gradient, .x = gradient_of_copy_});
 }
 
-void PipelineStep::evaluate(RunContext& context) {
+// A piece of a micro-batch is the next one's predecessor. Where one slot is enough for all, none reads another.
+void PipelineStep::follow(int chunk, int micro_batch, int slot) {
+  if (micro_batch % parts_.schedule.sizes.pieces == 0) return;
+  const int before = slots_[at(chunk_here(chunk))][at(micro_batch - 1)];
+  if (before != slot) parts_.model->follow(activations(chunk, slot), activations(chunk, before));
+}
+
+void PipelineStep::evaluate(RunContext& context, int piece) {
   Model::Bundle bundle;
   for (const int chunk : parts_.schedule.placement.chunks_of(stage())) {
     bundle = receive(chunk, std::move(bundle));
-    bundle = parts_.model->forward_chunk(context, activations(chunk, 0), bundle);
+    const int slot = std::min(piece, executor_.slots(chunk) - 1);
+    if (slot > 0) parts_.model->follow(activations(chunk, slot), activations(chunk, slot - 1));
+    bundle = parts_.model->forward_chunk(context, activations(chunk, slot), bundle);
     send(chunk, bundle);
   }
 }

@@ -48,8 +48,9 @@ class PipelineStep final : private pipeline::ChunkRunner {
   /// Where the first and the last stage both hold the embedding's table, adds its two gradients, after the sums over the
   /// ranks of each stage: the same bits on both.
   void add_gradients_of_copies();
-  /// Enqueues forward of one micro-batch through all stages; the last one adds to the losses.
-  void evaluate(RunContext& context);
+  /// Enqueues forward of one micro-batch through all stages; the last one adds to the losses. `piece`: of a micro-batch that
+  /// layers work off in pieces, all of which come one after the other.
+  void evaluate(RunContext& context, int piece = 0);
   /// Waits for the messages and rethrows what went wrong in them.
   void synchronize() {
     if (parts_.schedule.placement.stages() > 1) messages_.synchronize();
@@ -68,6 +69,7 @@ class PipelineStep final : private pipeline::ChunkRunner {
   void does(StepPart part);
   int chunk_here(int chunk) const;
   Model::MicroBatch& activations(int chunk, int slot);
+  void follow(int chunk, int micro_batch, int slot);
   int take_deferred(Pair pair);
   bool is_last_backward(int chunk);
   Model::Bundle receive(int chunk, Model::Bundle bundle);
@@ -85,8 +87,8 @@ class PipelineStep final : private pipeline::ChunkRunner {
   std::function<void(StorageId)> gradients_final_;
   std::function<void()> forwards_done_;  // until it is told
   std::vector<int> backwards_left_;      // of this step, by chunk of this stage
-  std::vector<int> first_slots_;     // where the first chunk keeps each micro-batch, if it is here
-  StepPart part_ = StepPart::other;  // told to the timer last
+  std::vector<std::vector<int>> slots_;  // of each micro-batch, by chunk of this stage
+  StepPart part_ = StepPart::other;      // told to the timer last
   Buffer evaluation_memory_, copy_memory_;
   std::vector<TensorView> received_;       // sums, by chunk of this stage
   std::vector<TensorView> received_bank_;  // by snapshot

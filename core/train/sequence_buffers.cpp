@@ -33,7 +33,7 @@ void SequenceBuffers::load(const data::Batch& batch, Stream& stream) {
   MOESAIC_CHECK(whole <= most_tokens_, "the batch does not fit its buffers");
   const std::vector<std::int64_t> cuts = equal_cuts(whole, piece_.count);
   ContextPiece piece = context_piece(batch.cu, cuts, piece_.index);
-  piece.links.loan = query_loan(batch.cu, cuts, piece_.index);
+  if (!piece_.in_turn) piece.links.loan = query_loan(batch.cu, cuts, piece_.index);
   const auto begin = static_cast<std::size_t>(piece.begin),
              t = static_cast<std::size_t>(piece.end - piece.begin);
   auto* host = host_.as<std::int32_t>();

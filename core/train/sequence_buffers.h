@@ -10,12 +10,13 @@
 namespace moesaic {
 
 /// A micro-batch of at most `most_tokens` tokens on the device, filled from the data layer's batch; or one of the equal
-/// contiguous pieces that the ranks along Axis::cp cut it into.
+/// contiguous pieces that the ranks along Axis::cp cut it into, or that a rank works off one after the other.
 class SequenceBuffers {
  public:
   /// Which of how many pieces.
   struct Piece {
     int index = 0, count = 1;
+    bool in_turn = false;  ///< one after the other on one rank: queries are not lent
   };
   /// `host`, `device`: bytes_for(most_tokens, piece.count) bytes each, which outlive this. `most_tokens`: of the whole.
   SequenceBuffers(

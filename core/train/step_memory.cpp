@@ -1,6 +1,7 @@
 #include "core/train/step_memory.h"
 
 #include <algorithm>
+#include <deque>
 
 #include "core/model/pipeline_plan.h"
 #include "core/nn/losses.h"
@@ -33,7 +34,9 @@ Sequence pretend_sequence(std::int64_t tokens,
   s.cu = pretend({documents + 1}, DType::i32, device);
   if (piece.count > 1) s.keys = s.batch = s.cu;
   s.links = {.rank = piece.index, .first = 0, .last = piece.count - 1, .last_tokens = tokens};
-  if (const int partner = piece.count - 1 - piece.index; partner != piece.index) {
+  if (piece.in_turn) {  // the last one, which sees most, as if another came behind it
+    s.links.last = piece.count;
+  } else if (const int partner = piece.count - 1 - piece.index; partner != piece.index) {
     s.links.loan = {.partner = partner, .rows = tokens};
     s.lent = s.cu;
   }
@@ -56,15 +59,21 @@ std::vector<TensorView> pretend_parts(const Model& model, int chunk, Device devi
   return parts;
 }
 
-// A chunk's passes, with bundles of somebody else.
+// A chunk's passes, with bundles of somebody else. Of several pieces in turn the last one, which sees most.
 void pass_chunk(Model& model, RunContext& context, TensorView slot, int chunk, bool with_backward) {
   const Device device = context.params.device();
   const Precision& precision = context.params.precision();
   const Shape shape{model.own_tokens(), model.options().hidden};
   const TensorView cur = pretend(shape, precision.compute, device),
                    gradient = pretend(shape, precision.stats, device);
-  Model::MicroBatch batch =
-      model.make_micro_batch(slot, chunk, pretend_parts(model, chunk, device));
+  std::deque<Model::MicroBatch> pieces;  // which stay where they are
+  const auto num_pieces = context.piece_sums.empty() ? 1 : context.sequence.links.rank + 1;
+  for (int i = 0; i < num_pieces; ++i) {
+    Model::MicroBatch& piece = pieces.emplace_back(
+        model.make_micro_batch(slot, chunk, pretend_parts(model, chunk, device)));
+    if (i > 0) model.follow(piece, pieces[static_cast<std::size_t>(i) - 1]);
+  }
+  Model::MicroBatch& batch = pieces.back();
   const std::vector<ConstTensorView> bank(static_cast<std::size_t>(model.snapshots_before(chunk)),
                                           cur);
   const std::vector<TensorView> dbank(static_cast<std::size_t>(model.snapshots_after(chunk)),
@@ -115,13 +124,19 @@ StepMemory measure_step(Model& model,
   };
   BackendOwner side(dry("dry exchange"));
   if (extents.overlap && extents.exchange != nullptr) extents.exchange->set_side(&side.backend());
-  const Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
+  Bounds bounds = groups.bounds(tokens, extents.sequence, extents.exchange);
+  bounds.pieces = extents.pieces;
   model.plan(bounds, policy);
-  const SequenceBuffers::Piece piece{params.position().coordinate(Axis::cp),
-                                     params.position().extent(Axis::cp)};
+  SequenceBuffers::Piece piece{params.position().coordinate(Axis::cp),
+                               params.position().extent(Axis::cp)};
+  if (extents.pieces > 1) {
+    const auto pieces = static_cast<int>(extents.pieces);
+    piece = {.index = pieces - 1, .count = pieces, .in_turn = true};
+  }
   const Precision& precision = params.precision();
   StepMemory memory;
   memory.slot = bytes_of_slots(model, extents.slots);
+  memory.piece_sums = extents.pieces > 1 ? std::max<std::size_t>(model.piece_sum_bytes(), 256) : 0;
   if (const auto offload = ActivationOffload::make(model, extents.passes)) {
     memory.offload = offload->plan().device_bytes;
     memory.offload_host = offload->plan().host_bytes;
@@ -153,6 +168,9 @@ StepMemory measure_step(Model& model,
                        scalars,
                        losses,
                        optimizer != nullptr};
+    if (memory.piece_sums > 0)
+      context.piece_sums =
+          pretend({static_cast<std::int64_t>(memory.piece_sums)}, DType::u8, device);
     if (extents.slots.empty()) {
       Model::MicroBatch batch = model.make_micro_batch(slot, 0, pretend_parts(model, 0, device));
       model.forward(context, batch);
@@ -231,13 +249,13 @@ StepMemory measure_run(const config::Config& config,
     bool splits_backward = false;
     if (walks_chunks) {
       const pipeline::Schedule schedule =
-          pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)));
+          pipeline_schedule(config, phase.micro_batches(position.extent(Axis::dp)), phase.pieces);
       const auto needs = pipeline::Executor::needs(
           schedule,
           layout.bundles(
               model.options(),
               params.precision(),
-              phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
+              phase.piece_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp))),
           stage);
       passes = StepPasses::of_schedule(schedule, needs, stage);
       slots = passes.slots;
@@ -253,7 +271,8 @@ StepMemory measure_run(const config::Config& config,
                      optimizer,
                      device,
                      static_cast<int>(config.run.threads),
-                     {.tokens = phase.micro_batch_tokens(),
+                     {.tokens = phase.piece_tokens(),
+                      .pieces = phase.pieces,
                       .sequence = phase.sequence_length,
                       .step_tokens = phase.step_tokens(),
                       .most_documents = most_documents,
@@ -273,6 +292,7 @@ StepMemory measure_run(const config::Config& config,
     most.transient = std::max(most.transient, m.transient);
     most.slot = std::max(most.slot, m.slot);
     most.deferred = std::max(most.deferred, m.deferred);
+    most.piece_sums = std::max(most.piece_sums, m.piece_sums);
     most.offload = std::max(most.offload, m.offload);
     most.offload_host = std::max(most.offload_host, m.offload_host);
     most.offload_out = std::max(most.offload_out, m.offload_out);
@@ -296,9 +316,10 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
     experts += o.bias_rule == BiasRule::quantile_exact ? o.experts : 0;
   }
   for (const Phase& phase : phases) {
-    const auto batches =
-        static_cast<std::size_t>(phase.micro_batches(ranks)) *
-        SequenceBuffers::bytes_for(phase.micro_batch_tokens(), params.position().extent(Axis::cp));
+    const auto batches = static_cast<std::size_t>(phase.passes(ranks)) *
+                         SequenceBuffers::bytes_for(
+                             phase.micro_batch_tokens(),
+                             static_cast<int>(params.position().extent(Axis::cp) * phase.pieces));
     const auto margins = static_cast<std::size_t>(phase.step_tokens() * experts) *
                          byte_size(params.precision().stats);
     sizes.batches = std::max(sizes.batches, batches);

@@ -22,9 +22,10 @@ struct StepMemory {
   std::size_t transient = 0;  ///< unsaved activations and gradients of activations
   std::size_t slot = 0;  ///< saved activations of one micro-batch; with a schedule, of all slots
   // Of a schedule:
-  std::size_t deferred = 0;  ///< what one backward leaves for its second part
-  int num_deferred = 0;      ///< how many of them there are at once
-  std::size_t bundles = 0;   ///< what is received, and gradients in transit
+  std::size_t deferred = 0;    ///< what one backward leaves for its second part
+  int num_deferred = 0;        ///< how many of them there are at once
+  std::size_t bundles = 0;     ///< what is received, and gradients in transit
+  std::size_t piece_sums = 0;  ///< RunContext::piece_sums
   // Of activations that leave:
   std::size_t offload = 0;                      ///< where they are while they are used
   std::size_t offload_host = 0;                 ///< their homes in host memory
@@ -45,7 +46,8 @@ StepBuffers step_buffers(const std::vector<Phase>& phases,
 std::size_t losses_bytes(const Model& model);
 
 struct StepExtents {
-  std::int64_t tokens = 0;             ///< of a micro-batch
+  std::int64_t tokens = 0;             ///< of a micro-batch, or a piece of it
+  std::int64_t pieces = 1;             ///< as in Bounds
   std::int64_t sequence = 0;           ///< no document is longer; 0 = tokens
   std::int64_t step_tokens = 0;        ///< of the global batch
   std::int64_t most_documents = 0;     ///< of a micro-batch

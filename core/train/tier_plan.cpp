@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/memory_shortage.h"
+#include "core/model/pipeline_plan.h"
 #include "core/train/optimizer_config.h"
 #include "memory/tiers/device_cache.h"
 #include "memory/tiers/scratch_file.h"
@@ -488,7 +489,7 @@ TierLimits tier_limits(const config::Config& config) {
   return {.device = limit(config.experts.device_cache, TierLimits::kNoLimit),
           .host = limit(config.memory.host_budget, TierLimits::kNoLimit),
           .file = limit(config.memory.file_budget, 0),
-          .is_vertical = config.parallel.order == config::LayerOrder::vertical,
+          .is_vertical = goes_by_layers(config),
           .keeps_any_weights = config.experts.policy == config::ExpertPolicy::fixed};
 }
 
@@ -520,7 +521,7 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
 
 TierLinkBytes link_bytes(std::span<const TierPart> parts,
                          std::int64_t micro_batches,
-                         bool is_vertical) {
+                         std::int64_t rounds) {
   TierLinkBytes sum;
   const bool is_early = std::any_of(parts.begin(), parts.end(), [](const TierPart& p) {
     return p.kind == Kind::gradients && p.is_ring;
@@ -532,7 +533,7 @@ TierLinkBytes link_bytes(std::span<const TierPart> parts,
         p.blocks == 0 ? 0 : static_cast<double>(p.on_device) / static_cast<double>(p.blocks);
     // A cache that holds a layer meets it once for all micro-batches that follow each other.
     const bool holds_layer = p.slots >= p.members;
-    const double visits = is_vertical && holds_layer ? 1 : static_cast<double>(micro_batches);
+    const auto visits = static_cast<double>(holds_layer ? rounds : micro_batches);
     // An update right behind its backward finds what that used.
     const double updates = is_early && holds_layer ? 0 : 1;
     switch (p.kind) {

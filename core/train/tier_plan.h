@@ -90,13 +90,14 @@ ExpertTierOptions plan_expert_tiers(const config::Config& config,
 
 /// What a step moves between host memory and the device when all experts are used in every micro-batch, and a cache hits as
 /// often as its share of the blocks: weights up for forward, backward and update, and down once; gradients down after
-/// each micro-batch and up for the next, the norm and the update; states up and down once. With gradients in a ring none of
-/// them moves, and updates find the weights where a cache holds those of a layer.
+/// each micro-batch and up for the next, the norm and the update; states up and down once. `micro_batches`: or pieces of them,
+/// that each layer passes; `rounds`: how often all layers are passed in a step, in each of which a cache that holds a whole
+/// layer loads it once. With gradients in a ring none of them moves, and updates find the weights where a cache holds those of a layer.
 struct TierLinkBytes {
   double up = 0, down = 0;
 };
 TierLinkBytes link_bytes(std::span<const TierPart> parts,
                          std::int64_t micro_batches,
-                         bool is_vertical);
+                         std::int64_t rounds);
 
 }  // namespace moesaic

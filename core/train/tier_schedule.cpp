@@ -134,7 +134,7 @@ std::vector<tiers::Visit> expert_visits(const config::Config& config,
                                         const MeshPosition& position) {
   const std::int64_t micro_batches = phase.micro_batches(position.extent(Axis::dp));
   if (has_schedule(config))
-    return pipeline_visits(pipeline_schedule(config, micro_batches),
+    return pipeline_visits(pipeline_schedule(config, micro_batches, phase.pieces),
                            position.coordinate(Axis::pp),
                            layers_of_chunks(pipeline_layout(config), model));
   return tiers::step_visits(static_cast<std::int32_t>(model.moe_layers().size()),

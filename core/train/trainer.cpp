@@ -118,6 +118,8 @@ void Trainer::allocate() {
   for (int i = 0; i < memory_.num_deferred; ++i)
     deferred_.push_back(std::make_unique<Arena>(memory_.deferred, parts_.device, "split backward"));
   slot_memory_ = Buffer(memory_.slot, parts_.device, "saved activations");
+  if (memory_.piece_sums > 0)
+    piece_sum_memory_ = Buffer(memory_.piece_sums, parts_.device, "key gradients of pieces");
   if (memory_.offload > 0)
     offload_memory_ = Buffer(memory_.offload, parts_.device, "offloaded activations");
   allocate_offload_host();
@@ -183,17 +185,20 @@ void Trainer::allocate_batches() {
 void Trainer::place_batches(const Phase& phase) {
   const bool mtp = parts_.config->model.mtp.num_nextn_predict_layers > 0;
   const std::int64_t tokens = phase.micro_batch_tokens();
-  const std::size_t bytes = SequenceBuffers::bytes_for(tokens, piece().count);
+  const auto in_turn = static_cast<int>(phase.pieces);
+  const std::size_t bytes = SequenceBuffers::bytes_for(tokens, piece().count * in_turn);
   const Shape shape{static_cast<std::int64_t>(bytes / 4)};
   micro_batches_.clear();
-  for (std::int64_t i = 0; i < phase.micro_batches(ranks()); ++i) {
+  for (std::int64_t i = 0; i < phase.passes(ranks()); ++i) {
     const std::size_t at = static_cast<std::size_t>(i) * bytes;
+    const SequenceBuffers::Piece in_turn_piece{
+        .index = static_cast<int>(i % in_turn), .count = in_turn, .in_turn = true};
     micro_batches_.push_back(
         std::make_unique<SequenceBuffers>(tokens,
                                           host_batches_.view(shape, DType::i32, at),
                                           batch_memory_.view(shape, DType::i32, at),
                                           mtp,
-                                          piece()));
+                                          in_turn > 1 ? in_turn_piece : piece()));
   }
 }
 
@@ -204,7 +209,8 @@ void Trainer::enter_phase(const Phase& phase) {
   phase_ = phase.index;
   prepared_step_ = -1;
   const auto& config = *parts_.config;
-  const std::int64_t tokens = phase.micro_batch_tokens();
+  const std::int64_t tokens = phase.piece_tokens();
+  pieces_ = phase.pieces;
   place_batches(phase);
   const MeshPosition& position = parts_.params->position();
   activations_.reset();
@@ -220,8 +226,9 @@ void Trainer::enter_phase(const Phase& phase) {
     exchange_->set_meter(&exchange_meter_);
     if (exchange_side_) exchange_->set_side(&exchange_side_->backend());
   }
-  parts_.model->plan(token_groups_.bounds(tokens, phase.sequence_length, exchange_.get()),
-                     parts_.recompute);
+  Bounds bounds = token_groups_.bounds(tokens, phase.sequence_length, exchange_.get());
+  bounds.pieces = phase.pieces;
+  parts_.model->plan(bounds, parts_.recompute);
   parts_.model->set_sparse_stage(phase.sparse);
   if (walks_chunks()) {
     place_pipeline(phase);
@@ -318,8 +325,8 @@ void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
   const data::SampleRange share =
       data::share_of_rank(first, phase.global_batch_size, rank(), ranks());
   prepared_.clear();
-  for (std::size_t i = 0; i < micro_batches_.size(); ++i) {
-    const std::int64_t offset = static_cast<std::int64_t>(i) * phase.micro_batch_size;
+  for (std::int64_t i = 0; i < phase.micro_batches(ranks()); ++i) {
+    const std::int64_t offset = i * phase.micro_batch_size;
     prepared_.push_back(dataset_->batch({share.first + offset, phase.micro_batch_size}));
   }
   prepared_step_ = step;
@@ -328,7 +335,8 @@ void Trainer::prepare_batches(const Phase& phase, std::int64_t step) {
 void Trainer::load_batches(const Phase& phase) {
   if (prepared_step_ != step_) prepare_batches(phase, step_);  // step_ counts finished steps
   for (std::size_t i = 0; i < micro_batches_.size(); ++i)
-    micro_batches_[i]->load(prepared_[i], backend_->stream());
+    micro_batches_[i]->load(prepared_[i / static_cast<std::size_t>(phase.pieces)],
+                            backend_->stream());
 }
 
 // Counts that depend on data only are summed over the global batch before the first forward; losses divide by them.
@@ -432,9 +440,12 @@ RunContext Trainer::training_context(std::size_t micro_batch,
           .training = true,
           .gradients_final = {},
           .choices = choices_,
-          .micro_batch = static_cast<std::int64_t>(
-              static_cast<std::size_t>(rank()) * micro_batches_.size() + micro_batch),
+          .micro_batch =
+              static_cast<std::int64_t>(static_cast<std::size_t>(rank()) * micro_batches_.size() +
+                                        micro_batch) /
+              pieces_,
           .micro_batch_here = static_cast<std::int32_t>(micro_batch),
+          .piece_sums = piece_sums(),
           .offload = offloader_.get()};
 }
 
@@ -587,18 +598,25 @@ std::optional<ExpertReplays> Trainer::replays_of_step() {
 // The sum over the labels of one batch.
 double Trainer::loss_of(const data::Batch& batch) {
   Stream& stream = backend_->stream();
-  SequenceBuffers& buffers = *micro_batches_[0];
   zero_tensor(losses_, stream);
-  buffers.load(batch, stream);
-  RunContext c = training_context(0, *transient_, at_once_);
-  c.training = false;
-  c.choices = nullptr;
-  c.offload = nullptr;
-  c.losses = losses_;
+  const auto context = [&](std::int64_t piece) {
+    RunContext c = training_context(static_cast<std::size_t>(piece), *transient_, at_once_);
+    c.training = false;
+    c.choices = nullptr;
+    c.offload = nullptr;
+    c.losses = losses_;
+    return c;
+  };
+  for (std::int64_t piece = 0; piece < pieces_; ++piece)
+    micro_batches_[static_cast<std::size_t>(piece)]->load(batch, stream);
   if (pipeline_) {
-    pipeline_->evaluate(c);
+    for (std::int64_t piece = 0; piece < pieces_; ++piece) {
+      RunContext c = context(piece);
+      pipeline_->evaluate(c, static_cast<int>(piece));
+    }
     if (is_pipelined()) stages()->all_reduce(losses_, ReduceOp::sum, stream);  // the last one's
   } else {
+    RunContext c = context(0);
     parts_.model->forward(c, *activations_);
   }
   if (splits_batches())

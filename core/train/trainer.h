@@ -187,6 +187,7 @@ class Trainer {
   /// Of the micro-batch of this number on this rank.
   std::optional<ExpertReplays> replays_of_step();
   RunContext training_context(std::size_t micro_batch, Arena& arena, WeightGradients& gradients);
+  TensorView piece_sums() const;
   std::vector<ExpertLoad> of_all_stages(std::vector<ExpertLoad> own) const;
   /// Lists of values in the order of their layers.
   template <class Value>
@@ -222,6 +223,7 @@ class Trainer {
   std::unique_ptr<Arena> transient_;
   StepMemory memory_;
   Buffer offload_memory_, offload_host_;
+  Buffer piece_sum_memory_;  // where layers work off micro-batches in pieces
   Buffer slot_memory_, losses_memory_, margin_memory_, batch_memory_, host_batches_;
   TensorView losses_;     // sums of the step
   TensorView loss_rows_;  // of training: by layer, added up into losses_
@@ -232,7 +234,8 @@ class Trainer {
   ExpertReplays replays_before_;          // what they had replayed at the end of the step before
   std::unique_ptr<ExpertPlacer> placer_;  // with experts.place_every
   std::unique_ptr<ExpertCopier> copier_;  // with experts.replicas
-  std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;
+  std::vector<std::unique_ptr<SequenceBuffers>> micro_batches_;  // or their pieces, in order
+  std::int64_t pieces_ = 1;                                      // of a micro-batch, in this phase
   TokenGroups token_groups_;
   std::unique_ptr<BackendOwner> exchange_side_;  // with dispatch.overlap
   ExchangeMeter exchange_meter_;

@@ -38,6 +38,11 @@ void Trainer::place_offload(const StepPasses& passes) {
       parts_.offload_disturbance);
 }
 
+TensorView Trainer::piece_sums() const {
+  const auto bytes = static_cast<std::int64_t>(piece_sum_memory_.bytes());
+  return bytes == 0 ? TensorView() : piece_sum_memory_.view({bytes}, DType::u8);
+}
+
 Trainer::OffloadTraffic Trainer::offload_traffic() const {
   if (!offload_) return {};
   const std::size_t rounds = pipeline_ ? 1 : micro_batches_.size();
@@ -51,8 +56,9 @@ void Trainer::place_pipeline(const Phase& phase) {
   const PipelineLayout layout = pipeline_layout(*parts_.config);
   const MeshPosition& position = parts_.params->position();
   const std::int64_t own_tokens =
-      phase.micro_batch_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
-  pipeline::Schedule schedule = pipeline_schedule(*parts_.config, phase.micro_batches(ranks()));
+      phase.piece_tokens() / (position.extent(Axis::cp) * position.extent(Axis::tp));
+  pipeline::Schedule schedule =
+      pipeline_schedule(*parts_.config, phase.micro_batches(ranks()), phase.pieces);
   pipeline::BundlePlan bundles =
       layout.bundles(parts_.model->options(), parts_.params->precision(), own_tokens);
   const int stage = position.coordinate(Axis::pp);

@@ -44,21 +44,32 @@ std::vector<Action> in_groups(Work work, const Sizes& sizes, int rank, int group
   return order;
 }
 
-/// The last chunk's forwards and backwards stand together in the middle.
+/// Of micro-batches [first, first + group), by their pieces in reverse.
+std::vector<Action> backwards_of(const Sizes& sizes, int chunk, int first, int group) {
+  std::vector<Action> order;
+  for (int begin = first; begin < first + group; begin += sizes.pieces)
+    for (int m = begin + sizes.pieces; m-- > begin;)
+      order.push_back(compute(Work::backward, chunk, m));
+  return order;
+}
+
+/// Where they turn at the end, the last chunk's forwards and backwards stand together in the middle.
 std::vector<Action> vertical_order(const Sizes& sizes) {
-  std::vector<Action> order = in_groups(Work::forward, sizes, 0, sizes.micro_batches);
-  const auto backwards = in_groups(Work::backward, sizes, 0, sizes.micro_batches);
-  if (!sizes.turns_at_end) {
-    order.insert(order.end(), backwards.begin(), backwards.end());
-    return order;
+  const int group = sizes.in_a_group(), turning = sizes.turns_at_end ? sizes.chunks - 1 : -1;
+  std::vector<Action> order;
+  for (int first = 0; first < sizes.micro_batches; first += group) {
+    for (int c = 0; c < sizes.chunks; ++c) {
+      for (int m = first; m < first + group; ++m) {
+        order.push_back(compute(Work::forward, c, m));
+        if (c == turning) order.push_back(compute(Work::backward, c, m));
+      }
+    }
+    for (int c = sizes.chunks; c-- > 0;) {
+      if (c == turning) continue;
+      const std::vector<Action> backwards = backwards_of(sizes, c, first, group);
+      order.insert(order.end(), backwards.begin(), backwards.end());
+    }
   }
-  const auto all = at(sizes.micro_batches);
-  order.resize(order.size() - all);
-  for (int m = 0; m < sizes.micro_batches; ++m) {
-    order.push_back(compute(Work::forward, sizes.chunks - 1, m));
-    order.push_back(backwards[at(m)]);
-  }
-  order.insert(order.end(), backwards.begin() + sizes.micro_batches, backwards.end());
   return order;
 }
 

@@ -84,6 +84,16 @@ std::string size_problem(Kind kind, const Sizes& sizes) {
   if (kind == Kind::vertical && sizes.stages != 1)
     return fmt::format("vertical is the order of one stage, not of {}. Nearest valid: 1",
                        sizes.stages);
+  const int group = sizes.in_a_group();
+  if (sizes.pieces < 1 || group % sizes.pieces != 0 || sizes.micro_batches % group != 0)
+    return fmt::format(
+        "{} micro-batches are not groups of {}, each of them runs of {} pieces: every one of these "
+        "numbers is a multiple of the next",
+        sizes.micro_batches,
+        group,
+        sizes.pieces);
+  if (kind != Kind::vertical && (sizes.pieces > 1 || sizes.together > 0))
+    return fmt::format("{} does not know pieces of micro-batches; only vertical does", name(kind));
   return "";
 }
 

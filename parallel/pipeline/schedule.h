@@ -24,7 +24,13 @@ struct Sizes {
   int micro_batches = 1;  ///< of a step
   /// vertical: in the last chunk each micro-batch turns round at once, so that the chunk keeps one of them, not all.
   bool turns_at_end = false;
+  /// vertical: so many successive micro-batches hang together, each on those before it: a chunk's backward takes them from
+  /// the last to the first. The last chunk, where each turns round at once, does not.
+  int pieces = 1;
+  /// vertical: so many pass all chunks, forward and backward, before the next ones begin; 0 = all.
+  int together = 0;
   int num_chunks() const noexcept { return stages * chunks; }
+  int in_a_group() const noexcept { return together > 0 ? together : micro_batches; }
 };
 
 /// Which rank holds which chunk.

@@ -86,6 +86,49 @@ TEST_CASE("backward replays what was not saved, once, and never a choice") {
   CHECK(chain.runs == 6);
 }
 
+TEST_CASE("the tape of a piece finds what those before it kept, and leaves gradients there") {
+  TapeSpec spec;
+  const ActId x = spec.input("x", {2, 1}, DType::f64);
+  const ActId key = spec.activation("key", {2, 1}, DType::f64),
+              all = spec.activation("all", {6, 1}, DType::f64);
+  std::int64_t pieces = 0;
+  spec.step(
+      "key", {x}, {key}, [&](Tape& t) { t.run(Add{.y = t.out(key), .a = t.in(x), .b = t.in(x)}); });
+  spec.step("all", {key}, {all}, [&](Tape& t) { t.gather_pieces(t.out(all), key, pieces); });
+  spec.always_save(key);
+  spec.never_save(all);
+  spec.plan({});
+  Fixture f;
+  const auto bytes = static_cast<std::int64_t>(spec.slot_bytes());
+  const Buffer slots(3 * spec.slot_bytes(), kCpu, "slots"), input(48, kCpu, "x");
+  const TensorView xs = input.view({6, 1}, DType::f64);
+  std::vector<Tape> tapes;
+  for (std::int64_t p = 0; p < 3; ++p) {
+    tapes.emplace_back(spec, slots.view({3 * bytes}, DType::u8).rows(p * bytes, (p + 1) * bytes));
+    for (int i = 0; i < 2; ++i)
+      xs.as<double>()[2 * p + i] = static_cast<double>(2 * p + i);
+  }
+  for (std::size_t p = 0; p < 3; ++p) {
+    if (p > 0) tapes[p].follow(&tapes[p - 1]);
+    const auto begin = static_cast<std::int64_t>(2 * p);
+    tapes[p].bind(x, xs.rows(begin, begin + 2));
+    pieces = static_cast<std::int64_t>(p) + 1;
+    tapes[p].forward(f.context);
+  }
+  tapes[2].backward(f.context, [&] {
+    const ConstTensorView gathered = tapes[2].in(all);
+    for (int i = 0; i < 6; ++i)
+      CHECK(gathered.as<double>()[i] == 2.0 * i);
+    CHECK(tapes[2].of_piece_before(key).as<double>()[1] == 6.0);
+    tapes[2].of_piece_before(key).as<double>()[1] = -1;
+  });
+  CHECK(tapes[1].own(key).as<double>()[1] == -1);
+  CHECK_THROWS_AS(tapes[0].of_piece_before(key), InternalError);
+  CHECK_THROWS_AS(tapes[0].own(all), InternalError);
+  pieces = 3;
+  tapes[1].backward(f.context, [&] { CHECK_THROWS_AS(tapes[1].in(all), InternalError); });
+}
+
 TEST_CASE(
     "a step leaves out what nobody wants of it: in forward, and in a replay for another result") {
   for (const bool keep : {true, false}) {

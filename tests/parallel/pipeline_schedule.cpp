@@ -133,6 +133,9 @@ TEST_CASE("pipeline: sizes that a schedule does not have are refused with the ne
   refused(Kind::gpipe, {0, 1, 4}, "at least 1");
   refused(Kind::gpipe, {1, 0, 4}, "at least 1");
   refused(Kind::gpipe, {1, 1, 0}, "at least 1");
+  refused(Kind::vertical, {.chunks = 2, .micro_batches = 4, .pieces = 3}, "runs of 3 pieces");
+  refused(Kind::vertical, {.chunks = 2, .micro_batches = 4, .together = 3}, "groups of 3");
+  refused(Kind::gpipe, {.micro_batches = 4, .pieces = 2}, "only vertical does");
 }
 
 TEST_CASE("pipeline: idle time is that of the closed formulas") {
@@ -413,6 +416,25 @@ TEST_CASE("pipeline: the grids of the vertical order") {
   const Schedule turning = make_schedule(Kind::vertical, {1, 2, 2, true});
   CHECK(grid_text(turning) == "rank 0 F0a F1a F0b B0b B0b F1b B1b B1b B0a B0a B1a B1a\n");
   CHECK(count_slots(turning).per_chunk == std::vector<int>{2, 1});
+}
+
+TEST_CASE("pipeline: pieces of micro-batches come back from the last to the first") {
+  const auto grid = [](const Sizes& sizes) {
+    return grid_text(make_schedule(Kind::vertical, sizes));
+  };
+  const Sizes one{.chunks = 2, .micro_batches = 2, .turns_at_end = true, .pieces = 2};
+  CHECK(grid(one) == "rank 0 F0a F1a F0b B0b B0b F1b B1b B1b B1a B1a B0a B0a\n");
+  // All micro-batches together, or each with its pieces by itself.
+  Sizes two{.chunks = 2, .micro_batches = 4, .turns_at_end = false, .pieces = 2};
+  CHECK(grid(two) ==
+        "rank 0 F0a F1a F2a F3a F0b F1b F2b F3b B1b B1b B0b B0b B3b B3b B2b B2b B1a B1a B0a B0a "
+        "B3a B3a B2a B2a\n");
+  CHECK(count_slots(make_schedule(Kind::vertical, two)).per_chunk == std::vector<int>{4, 4});
+  two.together = 2;
+  CHECK(grid(two) ==
+        "rank 0 F0a F1a F0b F1b B1b B1b B0b B0b B1a B1a B0a B0a F2a F3a F2b F3b B3b B3b B2b B2b "
+        "B3a B3a B2a B2a\n");
+  CHECK(count_slots(make_schedule(Kind::vertical, two)).per_chunk == std::vector<int>{2, 2});
 }
 
 TEST_CASE("pipeline: the grid of a zero-bubble schedule over two chunks, cut to a width") {

@@ -542,8 +542,8 @@ TEST_CASE("updates in the backward: the plan has gradients of two layers, on the
     CHECK(a.slots == 2 * 8);
     CHECK(a.device == static_cast<std::uint64_t>(a.slots) * a.block_bytes);
   }
-  const TierLinkBytes least = link_bytes(after.tier_parts, 4, true),
-                      most = link_bytes(before.tier_parts, 4, true);
+  const TierLinkBytes least = link_bytes(after.tier_parts, 4, 1),
+                      most = link_bytes(before.tier_parts, 4, 1);
   CHECK(least.up < most.up);
   CHECK(least.down < most.down);
   try {

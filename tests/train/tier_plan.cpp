@@ -331,11 +331,11 @@ TEST_CASE("tier plan: bytes over the link") {
   constexpr double kElements = 96 * 4096;
   const double missed = 1 - 3.0 / 96;
   // Two micro-batches: weights for forward and backward of both and the update.
-  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, false);
+  TierLinkBytes bytes = link_bytes(fill(groups, limits), 2, 2);
   CHECK(bytes.up == Approx(kElements * missed * (5 * 2 + 3 * 4 + 10)));
   CHECK(bytes.down == Approx(kElements * (2 + missed * (2 * 4 + 10))));
   // All of it on the device.
-  bytes = link_bytes(fill(groups, {}), 2, false);
+  bytes = link_bytes(fill(groups, {}), 2, 2);
   CHECK(bytes.up == 0);
   CHECK(bytes.down == 0);
   // A layer at a time, whatever the number of micro-batches.
@@ -343,8 +343,8 @@ TEST_CASE("tier plan: bytes over the link") {
   limits.is_vertical = true;
   const auto parts = fill(groups, limits);
   REQUIRE(slots(parts, Kind::weights, "down") >= 22);
-  CHECK(link_bytes(parts, 1, true).up == link_bytes(parts, 8, true).up);
-  CHECK(link_bytes(parts, 8, true).up < link_bytes(parts, 8, false).up / 2);
+  CHECK(link_bytes(parts, 1, 1).up == link_bytes(parts, 8, 1).up);
+  CHECK(link_bytes(parts, 8, 1).up < link_bytes(parts, 8, 8).up / 2);
 }
 
 TEST_CASE("tier plan: gradients that go round have slots of two layers, or of one and some") {
@@ -394,7 +394,7 @@ TEST_CASE(
   TierLimits limits{.device = (3 * 48 + 22 * 16) << 10, .is_vertical = true};
   constexpr double kElements = 96 * 4096;
   const double missed = 1 - 3.0 / 96;
-  TierLinkBytes bytes = link_bytes(fill(groups, limits, true, true), 1, true);
+  TierLinkBytes bytes = link_bytes(fill(groups, limits, true, true), 1, 1);
   CHECK(bytes.up == Approx(kElements * missed * (3 * 2 + 10)));
   CHECK(bytes.down == Approx(kElements * (2 + missed * 10)));
   // With the weights of a layer.
@@ -402,7 +402,7 @@ TEST_CASE(
   const auto parts = fill(groups, limits, true, true);
   REQUIRE(slots(parts, Kind::weights, "down") == 22);
   REQUIRE(slots(parts, Kind::states, "down") == kStateSlots);
-  bytes = link_bytes(parts, 4, true);
+  bytes = link_bytes(parts, 4, 1);
   CHECK(bytes.up == Approx(kElements * ((1 - 22.0 / 96) * 2 * 2 + (1 - 12.0 / 96) * 10)));
 }
 

@@ -232,6 +232,38 @@ TEST_CASE("config: context parallelism cuts the tokens of a micro-batch into equ
       "4 does not cut the 30 tokens of a micro-batch (train.phases[1].sequence_length"));
 }
 
+TEST_CASE(
+    "config: activations.piece_tokens cuts micro-batches into equal pieces, or says why not") {
+  const auto found = [](int tokens, std::vector<std::string> more) {
+    more.push_back("activations.piece_tokens=" + std::to_string(tokens));
+    return report(more);
+  };
+  for (const int tokens : {0, 1, 16, 20, 64, 1000})
+    CHECK(found(tokens, {}).empty());
+  CHECK(contains(found(50, {"data.sequence_length=97"}),
+                 "activations.piece_tokens: found 50; the 97 tokens of a micro-batch cannot be cut "
+                 "into equal pieces of at most so many and at least half as many tokens. Nearest "
+                 "valid: 1, 97"));
+  CHECK(contains(found(5, {"parallel.tp=2", "data.sequence_length=66"}),
+                 "that divide among 2 ranks along tp. Nearest valid: 2, 6"));
+  CHECK(contains(found(2, {linear("[1]", "[2]")}), "pieces of 2 tokens are shorter than the 3"));
+  CHECK(contains(found(16, {"parallel.cp=2"}),
+                 "activations.piece_tokens: the ranks along cp (2) work off pieces side by side"));
+  CHECK(contains(found(16, {"parallel.pp=2"}), "the stages of a pipeline (2)"));
+  for (const char* loss : {"switch", "sequence"}) {
+    const std::string aux = std::string("model.balance.aux_loss=") + loss;
+    CHECK(contains(found(16, {aux}), std::string("the auxiliary loss '") + loss + "'"));
+    CHECK_FALSE(contains(found(64, {aux}), "the auxiliary loss"));
+  }
+  CHECK_FALSE(contains(found(16, {"model.balance.aux_loss=global"}), "the auxiliary loss"));
+  CHECK(contains(found(16, {"model.capacity_factor=1.5"}), "compete for an expert's places"));
+  // Every phase has a length of its own.
+  CHECK(contains(
+      found(16,
+            {"train.phases=[{until: 5}, {until: 10, sequence_length: 31, micro_batch_size: 1}]"}),
+      "the 31 tokens of a micro-batch"));
+}
+
 TEST_CASE("config: what tensor parallelism splits must divide") {
   CHECK(report({"parallel.tp=1", "parallel.etp=1"}).empty());
   const std::string found = report({"parallel.tp=3"});
