@@ -61,8 +61,7 @@ TEST_CASE("offloaded training on a GPU: updates in the backward, gradients in th
     const std::vector<std::string> late{optimizer,
                                         "optimizer.master=split",
                                         "optimizer.clip_grad_norm=0",
-                                        "parallel.order=vertical",
-                                        "train.global_batch_size=4"};
+                                        "parallel.order=vertical"};
     std::vector<std::string> early = late;
     early.insert(early.end(), {"experts.offload=full", "experts.update=in_backward"});
     std::vector<StepStats> whole, found;

@@ -398,12 +398,12 @@ TEST_CASE(
   CHECK(bytes.up == Approx(kElements * missed * (3 * 2 + 10)));
   CHECK(bytes.down == Approx(kElements * (2 + missed * 10)));
   // With the weights of a layer.
-  limits.device += (10 * 16 + 19 * 8 + 9 * 40) << 10;
+  limits.device += (10 * 16 + 19 * 8 + (kStateSlots - kLeast) * 40) << 10;
   const auto parts = fill(groups, limits, true, true);
   REQUIRE(slots(parts, Kind::weights, "down") == 22);
   REQUIRE(slots(parts, Kind::states, "down") == kStateSlots);
   bytes = link_bytes(parts, 4, 1);
-  CHECK(bytes.up == Approx(kElements * ((1 - 22.0 / 96) * 2 * 2 + (1 - 12.0 / 96) * 10)));
+  CHECK(bytes.up == Approx(kElements * ((1 - 22.0 / 96) * 2 * 2 + (1 - kStateSlots / 96.0) * 10)));
 }
 
 TEST_CASE("tier plan: states alone have no caches of weights and gradients") {
