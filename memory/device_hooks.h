@@ -58,8 +58,7 @@ void synchronize_event(void* event);
 double elapsed_seconds(void* from, void* to);
 void copy_async(void* to, const void* from, std::size_t bytes, void* stream);
 /// A few kilobytes of the device to pinned memory, by a kernel: the copy engine takes copies to the host one after the other,
-/// so that whoever waits for a count would wait for all large copies of other streams before it (9 ms for 500 MB on
-/// an H200, where the kernel takes 0.02 ms). False, and nothing done, for other memory, sizes and alignments.
+/// so that whoever waits for a count would wait for all large copies of other streams before it. False, and nothing done, for other memory, sizes and alignments.
 bool copy_small_to_host(void* to, const void* from, std::size_t bytes, void* stream);
 void fill_async(void* data, int byte, std::size_t bytes, void* stream);
 
