@@ -48,6 +48,11 @@ config::Config load(const LayoutsOptions& options) {
     throw UsageError(
         "run.device=auto: selftest layouts computes on the CPU unless run.device=cuda is among "
         "its arguments; allowed here: cpu, cuda");
+  if (config.experts.update == config::ExpertUpdateTime::in_backward)
+    throw UsageError(
+        "experts.update=in_backward: selftest layouts compares gradients when a step is over, and "
+        "those of experts are gone by then; set experts.update=after_step, which gives the same "
+        "weights");
   return config;
 }
 

@@ -132,6 +132,8 @@ expect 2 "a layout without a degree" selftest --ranks 4 --layouts ";"
 expect 2 "run.device=cuda takes a process per GPU, and --ranks 4 are threads of one process; start it with mpirun -np 4" selftest --ranks 4 run.device=cuda
 expect 2 "run.device=cuda takes a process per GPU, and this is one process; start it with mpirun -np 2" selftest run.device=cuda
 expect 2 "run.device=auto: selftest layouts computes on the CPU unless run.device=cuda is among its arguments" selftest run.device=auto
+expect 2 "experts.update=in_backward: selftest layouts compares gradients when a step is over" selftest --ranks 2 \
+  optimizer.clip_grad_norm=0 experts.offload=full experts.update=in_backward parallel.order=vertical
 expect 0 "layouts agree" selftest --ranks 2 run.precision=f64
 expect 0 "layouts agree" selftest --sample 3 # four threads where nobody says how many
 expect 2 "one rank has one layout; give --ranks 4, or start it with mpirun -np 4" "$mpirun" -np 1 "$moesaic" selftest layouts tiny.yaml
